@@ -1,0 +1,145 @@
+"""Profiles: what an encoder is asked to do, before any tensor geometry is known.
+
+A profile names levels, container bytes, coder and table rule for keys and for values.  It is validated once, here;
+:mod:`dquantcodec.plan` turns it into the integers that encoder, decoder and file share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .errors import InputError
+
+#: Container sizes of a profile are stated for a stream of this many values and scale with the stream.
+REFERENCE_VALUES = 1024
+
+#: Tokens whose words are interleaved (specification, clause 5.2).
+TILE = 32
+
+MAX_LETTERS = 4096
+CODERS = ("rans", "prefix")
+
+
+@dataclass(frozen=True)
+class StreamProfile:
+    """How the streams of one kind (keys or values) are coded.
+
+    levels
+        ``M``, 2 to 64 reconstruction levels of the affine grid (paper, section 4.2).
+    container
+        Bytes of one container for a stream of 1024 values; other stream lengths scale it (see :meth:`words`).
+    coder
+        ``"prefix"`` (length-limited prefix code, 32-bit words) or ``"rans"`` (32-bit state, 16-bit words).
+    precision
+        ``p``: letter frequencies sum to ``2**p``; for ``prefix`` also the longest code.
+    alpha
+        Sharpening exponent of the analytic table (paper, section 4.4).
+    letter
+        Symbols per letter, 1 to 4; ``None`` takes the most, up to three, that leave the table sixteen times as many
+        slots as letters.
+    mean
+        Remove the mean of every channel over a window before quantising (paper, section 3.2; meant for keys).
+    """
+
+    levels: int
+    container: float
+    coder: str = "prefix"
+    precision: int = 12
+    alpha: float = 1.4
+    letter: int | None = None
+    mean: bool = False
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.levels <= 64:
+            raise InputError(f"levels must be 2 to 64, not {self.levels}", code="profile-levels")
+        if self.coder not in CODERS:
+            raise InputError(f"coder must be one of {CODERS}, not {self.coder!r}", code="profile-coder")
+        if not 8 <= self.precision <= 15:
+            raise InputError(f"precision must be 8 to 15 bits, not {self.precision}", code="profile-precision")
+        if not 0.25 <= self.alpha <= 8.0:
+            raise InputError(f"alpha must be 0.25 to 8, not {self.alpha}", code="profile-alpha")
+        if not 4 <= self.container <= 65535:
+            raise InputError(f"container must be 4 to 65535 bytes, not {self.container}", code="profile-container")
+        if self.letter is None:
+            fitting = [k for k in (3, 2, 1) if 16 * self.levels**k <= 2**self.precision]
+            object.__setattr__(self, "letter", fitting[0] if fitting else 1)
+        letters = self.levels**self.symbols_per_letter
+        if not 1 <= self.symbols_per_letter <= 4 or letters > min(MAX_LETTERS, 2**self.precision):
+            raise InputError(
+                f"{self.symbols_per_letter} symbols of {self.levels} levels make {letters} letters; "
+                f"a table of 2**{self.precision} slots holds at most {min(MAX_LETTERS, 2**self.precision)}",
+                code="profile-letter",
+            )
+
+    @property
+    def symbols_per_letter(self) -> int:
+        assert self.letter is not None
+        return self.letter
+
+    @property
+    def word_bytes(self) -> int:
+        """2 for rANS (16-bit words), 4 for prefix codes (32-bit words)."""
+        return 2 if self.coder == "rans" else 4
+
+    def words(self, values: int) -> int:
+        """Words of the container of a (sub-)stream of ``values`` values: scaled, rounded to the nearest, at least 2."""
+        return max(2, round(self.container * values / REFERENCE_VALUES / self.word_bytes))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Everything an encoder needs beyond the tensors: one :class:`StreamProfile` for keys and one for values.
+
+    window
+        Tokens of a page, a multiple of 32 up to 4096; key means are taken over it.
+    substreams
+        1, 2 or 4 equal parts of a stream, cut between heads, each with its own container; a geometry whose heads do
+        not divide takes the next smaller number.
+    name
+        Shown by tools and stored in files; never used to decode.
+
+    >>> Profile.named("2.26").key.levels
+    8
+    """
+
+    key: StreamProfile
+    value: StreamProfile
+    window: int = 128
+    substreams: int = 2
+    name: str = "custom"
+
+    def __post_init__(self) -> None:
+        if self.window % TILE or not TILE <= self.window <= 4096:
+            raise InputError(
+                f"window must be a multiple of {TILE} up to 4096, not {self.window}", code="profile-window"
+            )
+        if self.substreams not in (1, 2, 4):
+            raise InputError(f"substreams must be 1, 2 or 4, not {self.substreams}", code="profile-substreams")
+
+    @staticmethod
+    def named(name: str) -> Profile:
+        """The profile called ``name``; see :data:`PROFILES`."""
+        try:
+            return PROFILES[name]
+        except KeyError:
+            known = ", ".join(PROFILES)
+            raise InputError(f"no profile is called {name!r}; there are {known}", code="profile-unknown") from None
+
+
+def _named(name: str, key: StreamProfile, value: StreamProfile, substreams: int) -> Profile:
+    return Profile(key=replace(key, mean=True), value=value, substreams=substreams, name=name)
+
+
+#: Bits per value are stated for n = 1024 with every byte of a page counted.
+PROFILES: dict[str, Profile] = {
+    "2.26": _named("2.26", StreamProfile(8, 330, precision=13), StreamProfile(6, 230), substreams=2),
+    "1.96": _named("1.96", StreamProfile(8, 280, precision=13), StreamProfile(5, 200), substreams=2),
+    "paper-2.26": _named(
+        "paper-2.26", StreamProfile(8, 332, "rans", letter=3), StreamProfile(6, 230, "rans", letter=3), substreams=1
+    ),
+    "paper-1.96": _named(
+        "paper-1.96", StreamProfile(8, 286, "rans", letter=3), StreamProfile(5, 200, "rans", letter=3), substreams=1
+    ),
+}
+
+DEFAULT_PROFILE = "2.26"

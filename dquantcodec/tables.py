@@ -1,0 +1,107 @@
+"""Letter tables from the standard normal distribution, as integers (paper, sections 3.2 and 4.4).
+
+After rotation and mean removal a stream is close to normal, so the masses of the grid's cells are known without
+calibration.  They are sharpened, because drift moves symbols towards the cheap levels, multiplied out to letters and
+rounded to integer frequencies.  Everything after :func:`level_weights` is exact integer arithmetic; files store the
+result, so no decoder repeats it.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Level probabilities are integers in 2**-40: the last bits of a C library's erfc then cannot reach a table.
+WEIGHT_BITS = 40
+
+
+def half_range(values: int) -> float:
+    """Expected maximum of ``values`` standard normals (Blom's plotting position), at least one standard deviation.
+
+    >>> round(half_range(1024), 3)
+    3.234
+    """
+    return max(1.0, NormalDist().inv_cdf((values - 0.375) / (values + 0.25)))
+
+
+def level_weights(levels: int, values: int, alpha: float) -> list[int]:
+    """Sharpened cell masses ``p**alpha`` of the min-max grid, as integers summing to about 2**40, none zero.
+
+    The grid spans plus and minus :func:`half_range`; the outer cells take the tails.  Mirrored cells are equal.
+    """
+    edge = half_range(values)
+    step = 2 * edge / (levels - 1)
+    # Upper tail beyond the lower edge of each cell of the upper half, outermost last.
+    tails = [0.5 * math.erfc((-edge + (m - 0.5) * step) / math.sqrt(2)) for m in range(levels // 2, levels)] + [0.0]
+    upper = [max(a - b, 1e-300) for a, b in zip(tails, tails[1:], strict=False)]
+    if levels % 2:
+        upper[0] = 1.0 - 2 * tails[1]
+    sharpened = [p**alpha for p in upper]
+    total = 2 * sum(sharpened) - (sharpened[0] if levels % 2 else 0.0)
+    half = [max(1, round(p / total * 2**WEIGHT_BITS)) for p in sharpened]
+    mirrored = half[:0:-1] if levels % 2 else half[::-1]
+    return mirrored + half
+
+
+def letter_weights(weights: list[int], letter: int) -> list[int]:
+    """Products over the symbols of a letter; letter id ``m0 + M*m1 + ...``, first symbol least significant."""
+    products = [1]
+    for _ in range(letter):
+        products = [w * product for w in weights for product in products]
+    return products
+
+
+def frequencies(weights: list[int], precision: int) -> NDArray[np.uint16]:
+    """Integer frequencies, none zero, summing to ``2**precision`` (for the rANS coder).
+
+    Webster's rule with a minimum of one: a slot more is worth about ``w / (f + 1/2)``, the derivative of the code
+    length.  Ties go to the lower letter.
+    """
+    total, slots = sum(weights), 1 << precision
+    share = [max(1, w * slots // total) for w in weights]
+    surplus = sum(share) - slots
+    while surplus < 0:
+        # max() keeps the first of equals; cross-multiplied comparison would be exact, and so is Fraction-free
+        # integer scaling: 2**64 leaves the order of the products of 2**160 intact.
+        best = max(range(len(share)), key=lambda i: (weights[i] << 64) // (2 * share[i] + 1))
+        share[best] += 1
+        surplus += 1
+    while surplus > 0:
+        candidates = [i for i in range(len(share)) if share[i] > 1]
+        worst = min(candidates, key=lambda i: (weights[i] << 64) // (2 * share[i] - 1))
+        share[worst] -= 1
+        surplus -= 1
+    return np.array(share, np.uint16)
+
+
+def prefix_frequencies(weights: list[int], precision: int) -> NDArray[np.uint16]:
+    """Frequencies ``2**(precision - length)`` of the best prefix code with no length above ``precision``.
+
+    Package-merge (Larmore and Hirschberg 1990); the code is complete, so the frequencies sum to ``2**precision``.
+    """
+    count = len(weights)
+    order = sorted(range(count), key=lambda i: (weights[i], i))
+    leaves: list[tuple[int, tuple[int, ...]]] = [(weights[i], (i,)) for i in order]
+    packages = leaves
+    for _ in range(precision - 1):
+        pairs = [(a[0] + b[0], a[1] + b[1]) for a, b in zip(packages[0::2], packages[1::2], strict=False)]
+        packages = sorted(leaves + pairs, key=lambda item: item[0])
+    lengths = [0] * count
+    for _, members in packages[: 2 * count - 2]:
+        for i in members:
+            lengths[i] += 1
+    return np.array([1 << (precision - length) for length in lengths], np.uint16)
+
+
+def code_lengths(table: NDArray[np.uint16], precision: int) -> NDArray[np.uint8]:
+    """Lengths in bits of a prefix table's codes; frequencies must be powers of two."""
+    return (precision - np.log2(table.astype(np.float64)).astype(np.int64)).astype(np.uint8)
+
+
+def letter_costs(table: NDArray[np.uint16], precision: int) -> NDArray[np.int32]:
+    """Cost of every letter in 1/1024 bit, rounded up; exact for prefix tables."""
+    bits = precision - np.log2(table.astype(np.float64))
+    return np.ceil(np.round(bits * 1024, 6)).astype(np.int32)
