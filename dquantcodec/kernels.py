@@ -1,0 +1,71 @@
+"""The one decorator every Numba kernel uses, with a compilation cache that cannot go stale.
+
+Kernels are serial, release the GIL, raise nothing (callers validate, kernels return status codes) and never use
+fast-math: the bytes of a page depend on the exact rounding of every operation.
+
+Numba's own cache misses changes in functions imported from other files and freezes globals, so the cache directory
+is keyed by a hash of the whole package's source: any edit, upgrade or downgrade starts an empty one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numba
+
+
+def _cache_root() -> Path:
+    explicit = os.environ.get("DQUANTCODEC_CACHE_DIR") or os.environ.get("NUMBA_CACHE_DIR")
+    if explicit:
+        return Path(explicit)
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = str(Path.home() / "Library" / "Caches")
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "dquantcodec"
+
+
+@lru_cache(maxsize=1)
+def cache_directory() -> Path:
+    """Where compiled kernels of exactly this source and Numba version are kept."""
+    digest = hashlib.sha256(f"{numba.__version__} {sys.version_info[:2]}".encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return _cache_root() / f"kernels-{digest.hexdigest()[:16]}"
+
+
+@contextlib.contextmanager
+def _numba_cache_directory(path: Path) -> Iterator[None]:
+    # The cache location is read once, while caching is enabled for a function; the setting is process-wide and is
+    # put back at once so that the caller's own Numba code keeps its directory.
+    config: Any = numba.config
+    previous = config.CACHE_DIR
+    config.CACHE_DIR = str(path)
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = previous
+
+
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile ``function`` on first call; without a writable cache directory it is compiled in every process."""
+    compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
+    if not hasattr(compiled, "enable_caching"):  # NUMBA_DISABLE_JIT returns the plain function
+        return function
+    # RuntimeError is Numba's word for "no writable place found".
+    with contextlib.suppress(RuntimeError, OSError), _numba_cache_directory(cache_directory()):
+        compiled.enable_caching()
+    return compiled  # type: ignore[no-any-return]
+
+
+#: For the small functions kernels are made of: always inlined by LLVM, compiled as part of their caller.
+inlined = numba.njit(nogil=True, error_model="numpy", inline="never")

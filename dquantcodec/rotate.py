@@ -1,0 +1,229 @@
+"""Rotation: random signs, then an orthonormal Hadamard transform over each head (paper, section 3.2).
+
+A head of ``D`` values is cut into blocks whose orders are ``2**a * r`` with ``r`` in 1, 3, 5, 7, 9, 11, 15
+(specification, clause 6.5).  A block is the Kronecker product of a Paley matrix of order ``4r`` (none for ``r = 1``)
+and Sylvester's power-of-two matrix, so every entry is +1 or -1 and only additions and subtractions occur before the
+last multiplication by ``1/sqrt(order)``: fused multiply-add cannot change a bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernels import inlined, kernel
+
+#: Odd factors of admissible block orders and the prime of the Paley matrix of order 4r; I: q + 1, II: 2(q + 1).
+PALEY = {3: (11, "I"), 5: (19, "I"), 7: (13, "II"), 9: (17, "II"), 11: (43, "I"), 15: (59, "I")}
+
+#: Tokens a transform works on side by side.
+LANES = 32
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def random_signs(kv_heads: int, head_dim: int, seed: int = 0) -> NDArray[np.int8]:
+    """Signs int8 ``[kv_heads, head_dim]``: the top bits of SplitMix64 from ``seed``; a set bit is -1.
+
+    >>> random_signs(1, 8).tolist()
+    [[-1, 1, 1, -1, 1, 1, 1, -1]]
+    """
+    counter = np.arange(1, kv_heads * head_dim + 1, dtype=np.uint64)
+    z = counter * np.uint64(_GOLDEN) + np.uint64(seed)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return np.where(z >> np.uint64(63), -1, 1).astype(np.int8).reshape(kv_heads, head_dim)
+
+
+def odd_factor(order: int) -> int | None:
+    """``r`` of an admissible block order ``2**a * r``, or None."""
+    odd = order // (order & -order)
+    if odd == 1:
+        return 1
+    return odd if odd in PALEY and order % 4 == 0 else None
+
+
+@lru_cache(maxsize=256)
+def block_orders(head_dim: int) -> tuple[int, ...]:
+    """Orders of the blocks a head is cut into: greedily the largest admissible order that still fits.
+
+    >>> block_orders(128), block_orders(80), block_orders(100)
+    ((128,), (80,), (96, 4))
+    """
+    orders = []
+    rest = head_dim
+    while rest:
+        order = next(o for o in range(rest, 0, -1) if odd_factor(o) is not None)
+        orders.append(order)
+        rest -= order
+    return tuple(orders)
+
+
+@lru_cache(maxsize=16)
+def paley_matrix(odd: int) -> NDArray[np.float32]:
+    """The Hadamard matrix of order ``4 * odd`` (order 1 for ``odd = 1``), entries +1 and -1 as float32."""
+    if odd == 1:
+        return np.ones((1, 1), np.float32)
+    q, construction = PALEY[odd]
+    squares = {i * i % q for i in range(1, q)}
+    character = np.array([0] + [1 if i in squares else -1 for i in range(1, q)])
+    index = np.arange(q)
+    jacobsthal = character[(index[None, :] - index[:, None]) % q]
+    core = np.zeros((q + 1, q + 1), int)
+    core[0, 1:] = 1
+    core[1:, 1:] = jacobsthal
+    if construction == "I":
+        core[1:, 0] = -1
+        matrix = core + np.eye(q + 1, dtype=int)
+    else:
+        core[1:, 0] = 1
+        plus, minus = np.array([[1, 1], [1, -1]]), np.array([[1, -1], [-1, -1]])
+        matrix = np.kron(core, plus) + np.kron(np.eye(q + 1, dtype=int), minus)
+    result = matrix.astype(np.float32)
+    result.setflags(write=False)
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """The blocks of a head, in the form kernels take.
+
+    blocks
+        int64 ``[blocks, 4]``: start, order, order of the Paley factor, where its matrix begins in ``matrices``.
+    matrices, transposed
+        float32, the Paley matrices end to end, for the forward and for the inverse transform.
+    scales
+        float32 ``[blocks]``: ``1 / sqrt(order)``.
+    """
+
+    blocks: NDArray[np.int64]
+    matrices: NDArray[np.float32]
+    transposed: NDArray[np.float32]
+    scales: NDArray[np.float32]
+
+
+@lru_cache(maxsize=64)
+def transform(head_dim: int) -> Transform:
+    """The Hadamard transform of a head of ``head_dim`` values."""
+    blocks, matrices = [], []
+    start = at = 0
+    for order in block_orders(head_dim):
+        matrix = paley_matrix(odd_factor(order) or 1)
+        blocks.append((start, order, len(matrix), at))
+        matrices.append(matrix)
+        start += order
+        at += matrix.size
+    return Transform(
+        blocks=np.array(blocks, np.int64),
+        matrices=np.concatenate([m.reshape(-1) for m in matrices]),
+        transposed=np.concatenate([m.T.reshape(-1) for m in matrices]),
+        scales=np.array([1 / np.sqrt(order) for _, order, _, _ in blocks], np.float32),
+    )
+
+
+def rotate(values: NDArray[np.float32], signs: NDArray[np.int8]) -> NDArray[np.float32]:
+    """``H (signs * values) / sqrt(order)`` for every head.
+
+    ``values`` float32 ``[T, H, D]``, ``signs`` int8 ``[H, D]``; returns a new float32 array of the same shape.
+    """
+    rotated = np.empty(values.shape, np.float32)
+    plan = transform(values.shape[2])
+    rotate_tokens(values, signs.astype(np.float32), plan.blocks, plan.matrices, plan.scales, rotated)
+    return rotated
+
+
+def unrotate(rotated: NDArray[np.float32], signs: NDArray[np.int8]) -> NDArray[np.float32]:
+    """The inverse of :func:`rotate`, in the order of operations that the specification fixes (clause 6.5)."""
+    values = np.empty(rotated.shape, np.float32)
+    plan = transform(rotated.shape[2])
+    unrotate_tokens(rotated, signs.astype(np.float32), plan.blocks, plan.transposed, plan.scales, values)
+    return values
+
+
+@kernel
+def rotate_tokens(values, signs, blocks, matrices, scales, rotated):
+    tokens, heads, dim = values.shape
+    columns = np.zeros((dim, LANES), np.float32)
+    for first in range(0, tokens, LANES):
+        lanes = min(LANES, tokens - first)
+        for h in range(heads):
+            for lane in range(lanes):
+                row = values[first + lane, h]
+                for d in range(dim):
+                    columns[d, lane] = row[d] * signs[h, d]
+            hadamard_columns(columns, blocks, matrices, scales)
+            for lane in range(lanes):
+                row = rotated[first + lane, h]
+                for d in range(dim):
+                    row[d] = columns[d, lane]
+
+
+@kernel
+def unrotate_tokens(rotated, signs, blocks, transposed, scales, values):
+    tokens, heads, dim = values.shape
+    columns = np.zeros((dim, LANES), np.float32)
+    for first in range(0, tokens, LANES):
+        lanes = min(LANES, tokens - first)
+        for h in range(heads):
+            for lane in range(lanes):
+                row = rotated[first + lane, h]
+                for d in range(dim):
+                    columns[d, lane] = row[d]
+            hadamard_columns(columns, blocks, transposed, scales)
+            for lane in range(lanes):
+                row = values[first + lane, h]
+                for d in range(dim):
+                    row[d] = columns[d, lane] * signs[h, d]
+
+
+@inlined
+def hadamard_columns(columns, blocks, matrices, scales):
+    """In place on ``columns`` [D, 32]: one head of 32 tokens side by side, so that every step is a vector step.
+
+    Butterflies run h = 1, 2, 4, ... as the specification has them; two of them share a pass over memory.
+    """
+    scratch = np.empty((64, LANES), np.float32)
+    for b in range(blocks.shape[0]):
+        start, order, size, at = blocks[b, 0], blocks[b, 1], blocks[b, 2], blocks[b, 3]
+        end = start + order
+        run = order // size
+        h = 1
+        while 4 * h <= run:
+            for i in range(start, end, 4 * h):
+                for j in range(i, i + h):
+                    for lane in range(LANES):
+                        w, x = columns[j, lane], columns[j + h, lane]
+                        y, z = columns[j + 2 * h, lane], columns[j + 3 * h, lane]
+                        p, q, r, s = w + x, w - x, y + z, y - z
+                        columns[j, lane], columns[j + h, lane] = p + r, q + s
+                        columns[j + 2 * h, lane], columns[j + 3 * h, lane] = p - r, q - s
+            h *= 4
+        if h < run:
+            for i in range(start, end, 2 * h):
+                for j in range(i, i + h):
+                    for lane in range(LANES):
+                        w, x = columns[j, lane], columns[j + h, lane]
+                        columns[j, lane], columns[j + h, lane] = w + x, w - x
+        if size > 1:
+            for c in range(start, start + run):
+                for i in range(size):
+                    scratch[i] = columns[c + i * run]
+                for i in range(size):
+                    signs = matrices[at + i * size : at + (i + 1) * size]
+                    # Sums run in ascending order, four terms to a pass; Paley orders are multiples of four.
+                    for lane in range(LANES):
+                        columns[c + i * run, lane] = np.float32(0)
+                    for k in range(0, size, 4):
+                        e, f, g, o = signs[k], signs[k + 1], signs[k + 2], signs[k + 3]
+                        for lane in range(LANES):
+                            columns[c + i * run, lane] = (
+                                columns[c + i * run, lane] + scratch[k, lane] * e + scratch[k + 1, lane] * f
+                            ) + scratch[k + 2, lane] * g + scratch[k + 3, lane] * o  # fmt: skip
+        scale = scales[b]
+        for i in range(start, end):
+            for lane in range(LANES):
+                columns[i, lane] *= scale
