@@ -1,0 +1,197 @@
+"""The ``rans`` coder: one 32-bit state per sub-stream, 16-bit words (paper, section 3.1; specification, clause 6.2).
+
+State ``x`` stays in ``[2**16, 2**32)`` between letters.  The encoder runs backwards from ``x = 2**16`` and writes its
+last state first, so the decoder runs forwards and must end at ``2**16``: an integrity check that costs nothing.
+
+    encode letter (f, c):  while x >= f * 2**(32 - p): emit low 16 bits, x >>= 16;   x = (x // f) * 2**p + x % f + c
+    decode:                slot = x mod 2**p;   x = f * (x >> p) + slot - c;   if x < 2**16: x = x * 2**16 + word
+
+With ``p <= 15`` one word per letter is always enough in both directions.
+
+Container: word 0 and 1 are the state (high half first), then the words in the order the decoder asks for them; what is
+left over is zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernels import inlined, kernel
+from .letters import by_token, entry_slot, letter_table, spread_fields
+from .plan import StreamPlan
+from .profile import TILE
+from .status import OVERRUN, PADDING, STATE
+
+START = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class RansTable:
+    """``step`` uint32 ``[letters]``: ``f << 16 | c`` for the encoder.
+
+    For the decoder, per slot: ``advance`` uint32 ``[2**p]``: ``f << 16 | slot - c``, and ``fields`` uint16
+    ``[2**p]``: the letter's symbols.
+    """
+
+    step: NDArray[np.uint32]
+    advance: NDArray[np.uint32]
+    fields: NDArray[np.uint16]
+
+
+@lru_cache(maxsize=64)
+def rans_table(plan: StreamPlan) -> RansTable:
+    f = plan.frequencies.astype(np.uint32)
+    cumulative = np.cumsum(f, dtype=np.uint32) - f
+    letter_of = np.repeat(np.arange(len(f)), f)
+    slots = np.arange(1 << plan.precision, dtype=np.uint32)
+    return RansTable(
+        step=(f << np.uint32(16)) | cumulative,
+        advance=(f[letter_of] << np.uint32(16)) | (slots - cumulative[letter_of]),
+        fields=letter_table(plan, plan.letter).fields[letter_of],
+    )
+
+
+def encode(letters: NDArray[np.uint16], plan: StreamPlan) -> tuple[NDArray[np.uint16], NDArray[np.int32]]:
+    """Tile words of letters uint16 ``[T, S, L]``.
+
+    Returns words uint16 ``[tiles, S, words, 32]`` (unused lanes zero) and the words each stream needed, int32
+    ``[T, S]``.  A stream that needed more than ``plan.words`` is left zero: the caller must shorten it.
+    """
+    tokens, substreams, _ = letters.shape
+    words = np.zeros((-(-tokens // TILE), substreams, plan.words, TILE), np.uint16)
+    used = np.empty((tokens, substreams), np.int32)
+    encode_tiles(letters, rans_table(plan).step, plan.precision, words, used)
+    return words, used
+
+
+def decode(
+    words: NDArray[np.uint16], plan: StreamPlan, head_dim: int, letters: int, strict: bool = False
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Symbols uint8 ``[32 * tiles, n]`` and a status uint8 ``[32 * tiles, S]`` of tile words.
+
+    ``letters`` counts the letters of one sub-stream.  Any words are safe: a stream that does not check out has a
+    status other than zero (see :mod:`dquantcodec.status`) and symbols in range.  ``strict`` also checks that
+    unneeded words are zero.
+    """
+    levels, status = decode_levels(words, plan, head_dim, letters, strict)
+    return by_token(levels), by_token(status)
+
+
+def decode_levels(
+    words: NDArray[np.uint16], plan: StreamPlan, head_dim: int, letters: int, strict: bool = False
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """As :func:`decode`, but laid out as it is decoded: levels ``[tiles, n, 32]``, status ``[tiles, S, 32]``."""
+    tiles, substreams = words.shape[:2]
+    letter = letter_table(plan, head_dim)
+    levels = np.empty((tiles, substreams * letters // letter.per_head * head_dim, TILE), np.uint8)
+    status = np.empty((tiles, substreams, TILE), np.uint8)
+    table = rans_table(plan)
+    decode_tiles(
+        words, table.advance, table.fields, plan.precision, letters,
+        letter.field_bits, plan.letter, head_dim, strict, levels, status,
+    )  # fmt: skip
+    return levels, status
+
+
+@kernel
+def encode_tiles(letters, step, precision, words, used):
+    p = np.uint32(precision)
+    low = np.uint32(0xFFFF)
+    sixteen = np.uint32(16)
+    limit = np.uint32(32 - precision)
+    tile = np.int64(words.shape[3])
+    capacity = words.shape[2]
+    count = letters.shape[2]
+    pending = np.empty(count, np.uint16)
+    for t in range(letters.shape[0]):
+        for j in range(letters.shape[1]):
+            x = np.uint32(65536)
+            emitted = 0
+            for i in range(count - 1, -1, -1):
+                s = step[letters[t, j, i]]
+                f = np.uint32(s >> sixteen)
+                c = np.uint32(s & low)
+                # x >= f * 2**(32 - p) without the overflow at f = 2**p.
+                if np.uint32(x >> limit) >= f:
+                    pending[emitted] = np.uint16(x & low)
+                    emitted += 1
+                    x = np.uint32(x >> sixteen)
+                q = np.uint32(x // f)
+                x = np.uint32(np.uint32(q << p) + np.uint32(x - np.uint32(q * f)) + c)
+            used[t, j] = emitted + 2
+            if emitted + 2 <= capacity:
+                column = words[t // tile, j, :, t % tile]
+                column[0] = np.uint16(x >> sixteen)
+                column[1] = np.uint16(x & low)
+                for w in range(emitted):
+                    column[2 + w] = pending[emitted - 1 - w]
+
+
+@inlined
+def next_state(x, advance, p):
+    return np.uint32(np.uint32(advance >> np.uint32(16)) * np.uint32(x >> p) + (advance & np.uint32(0xFFFF)))
+
+
+@inlined
+def refill(x, flat, at):
+    """The state with a word shifted in where it fell below 2**16, and the place of the lane's next word."""
+    word = np.uint32(flat[at])
+    low = x < np.uint32(65536)
+    x = np.uint32(np.uint32(x << np.uint32(16)) | word) if low else x
+    at = at + np.uint64(32) if low else at
+    return x, at
+
+
+@kernel
+def decode_tiles(words, advance, fields, precision, letters, field_bits, letter, head_dim, strict, levels, status):
+    p = np.uint32(precision)
+    mask = np.uint32((1 << precision) - 1)
+    sixteen = np.uint32(16)
+    tiles, substreams, capacity, lanes = words.shape
+    size = levels.shape[1] // substreams
+    # A letter reads one word at most, so a copy with zero rows up to that confines every read without a check in
+    # the loop.
+    rows = np.zeros((max(capacity, letters + 2) + 1, 32), np.uint16)
+    flat = rows.reshape(-1)
+    entries = np.empty((letters, 32), np.uint16)
+    state = np.empty(32, np.uint32)
+    used = np.empty(32, np.int64)
+    for tile in range(tiles):
+        for j in range(substreams):
+            rows[:capacity] = words[tile, j]
+            for lane in range(lanes):
+                state[lane] = np.uint32(np.uint32(rows[0, lane]) << sixteen) | np.uint32(rows[1, lane])
+            # Four lanes in lockstep hide the latency of the table and the multiplication.
+            for lane in range(0, lanes, 4):
+                a, b, c, d = np.uint64(lane), np.uint64(lane + 1), np.uint64(lane + 2), np.uint64(lane + 3)
+                o, q, r, s = entry_slot(a), entry_slot(b), entry_slot(c), entry_slot(d)
+                x, y, z, w = state[a], state[b], state[c], state[d]
+                at_x, at_y, at_z, at_w = a + np.uint64(64), b + np.uint64(64), c + np.uint64(64), d + np.uint64(64)
+                for i in range(letters):
+                    entry = entries[i]
+                    e, f, g, h = x & mask, y & mask, z & mask, w & mask
+                    entry[o], entry[q], entry[r], entry[s] = fields[e], fields[f], fields[g], fields[h]
+                    x, y = next_state(x, advance[e], p), next_state(y, advance[f], p)
+                    z, w = next_state(z, advance[g], p), next_state(w, advance[h], p)
+                    x, at_x = refill(x, flat, at_x)
+                    y, at_y = refill(y, flat, at_y)
+                    z, at_z = refill(z, flat, at_z)
+                    w, at_w = refill(w, flat, at_w)
+                state[a], state[b], state[c], state[d] = x, y, z, w
+                used[a], used[b], used[c], used[d] = at_x // 32, at_y // 32, at_z // 32, at_w // 32
+            spread_fields(entries, 0, field_bits, letter, head_dim, levels[tile, j * size : (j + 1) * size])
+            for lane in range(lanes):
+                verdict = 0
+                if strict:
+                    for row in range(used[lane], capacity):
+                        if rows[row, lane] != 0:
+                            verdict = PADDING
+                if state[lane] != np.uint32(65536):
+                    verdict = STATE
+                if used[lane] > capacity:
+                    verdict = OVERRUN
+                status[tile, j, lane] = verdict
