@@ -1,0 +1,345 @@
+"""The codec on the CPU: ``[T, H, D]`` keys and values to pages and back; the reference for every other device.
+
+Encoding a page reads like the paper: rotate, remove means, lay the grid, drift, refit, code.  Pages are independent,
+so threads take whole pages and the bytes never depend on their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from . import attend, drift, grid, means, prefix, rans
+from .arrays import as_tensor, check_dtype, check_finite, store_float32, to_float32
+from .errors import ChecksumError, InputError
+from .letters import by_token, letter_table, pack
+from .page import KINDS, KindFields, PageLayout, read_kind, write_page
+from .plan import Plan, StreamPlan, budget, make_plan
+from .profile import DEFAULT_PROFILE, TILE, Profile
+from .reconstruct import reconstruct
+from .rotate import rotate
+from .status import MESSAGES, PADDING, REASONS
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True, eq=False)
+class Pages:
+    """Coded tokens: ``data`` uint8 ``[pages, page_bytes]`` and how many ``tokens`` they hold.
+
+    Every page but the last holds a full window; what the last one does not need is zero.
+    """
+
+    data: NDArray[np.uint8]
+    tokens: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+
+class Codec:
+    """Encoder and decoder for one geometry.
+
+    ``profile`` is a name, a :class:`Profile`, or the :class:`Plan` a file was written with.  ``threads`` bounds how
+    many pages are worked on at once.
+
+    >>> import numpy as np
+    >>> keys, values = np.random.default_rng(0).standard_normal((2, 300, 8, 128)).astype(np.float16)
+    >>> codec = Codec("2.26", kv_heads=8, head_dim=128)
+    >>> pages = codec.encode(keys, values)
+    >>> pages.data.shape, pages.tokens
+    ((3, 73792), 300)
+    >>> decoded_keys, decoded_values = codec.decode(pages, 100, 200, dtype=np.float16)
+    >>> decoded_keys.shape
+    (100, 8, 128)
+    """
+
+    def __init__(
+        self,
+        profile: str | Profile | Plan = DEFAULT_PROFILE,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        threads: int = 1,
+    ) -> None:
+        if isinstance(profile, Plan):
+            self.plan = profile
+        elif kv_heads is None or head_dim is None:
+            raise InputError("a codec needs kv_heads and head_dim", code="input-geometry")
+        else:
+            profile = Profile.named(profile) if isinstance(profile, str) else profile
+            self.plan = make_plan(profile, kv_heads, head_dim)
+        if threads < 1:
+            raise InputError(f"threads must be at least 1, not {threads}", code="input-threads")
+        self.threads = threads
+        self.layout = PageLayout.of(self.plan)
+
+    def encode(self, keys: ArrayLike | Any, values: ArrayLike | Any) -> Pages:
+        """Code keys and values ``[T, H, D]`` (float16, bfloat16 or float32; keys after RoPE) into pages.
+
+        Every stream fits its container, whatever the values.  Raises :class:`InputError` for a wrong shape or dtype
+        and for NaN or infinity, naming kind, token, head and channel.
+        """
+        plan = self.plan
+        tensors = [as_tensor(a, kind, plan.kv_heads, plan.head_dim) for a, kind in zip((keys, values), KINDS)]
+        tokens = len(tensors[0])
+        if len(tensors[1]) != tokens:
+            raise InputError(
+                f"{tokens} tokens of keys but {len(tensors[1])} of values", code="input-shape", kind="value"
+            )
+        count = -(-tokens // plan.window)
+        data = np.empty((count, self.layout.page_bytes), np.uint8)
+
+        def encode_page(index: int) -> None:
+            first = index * plan.window
+            fields = []
+            for tensor, kind in zip(tensors, KINDS):
+                x = to_float32(tensor[first : first + plan.window])
+                check_finite(x, kind, first)
+                fields.append(encode_kind(x, plan, getattr(plan, kind)))
+            write_page(data[index], plan, *fields)
+
+        for _ in self._map(encode_page, range(count)):
+            pass
+        return Pages(data, tokens)
+
+    def decode(
+        self, pages: Pages, start: int = 0, stop: int | None = None, *, dtype: DTypeLike = np.float32
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Keys and values ``[stop - start, H, D]`` of tokens ``start`` to ``stop``; touches only their tiles."""
+        keys = self.decode_kind(pages, "key", start, stop, dtype=dtype)
+        return keys, self.decode_kind(pages, "value", start, stop, dtype=dtype)
+
+    def decode_kind(
+        self, pages: Pages, kind: str, start: int = 0, stop: int | None = None, *, dtype: DTypeLike = np.float32
+    ) -> NDArray[Any]:
+        """Keys (``kind="key"``) or values (``"value"``) alone.
+
+        Raises :class:`ChecksumError` if a container does not decode to where its encoder started.
+        """
+        plan = self.plan
+        start, stop, _ = slice(start, stop).indices(pages.tokens)
+        out = np.empty((max(0, stop - start), plan.kv_heads, plan.head_dim), check_dtype(dtype))
+
+        def decode_part(part: _Part) -> None:
+            fields = read_kind(pages.data[part.page], plan, kind, part.tiles)
+            levels, status = decode_levels(fields, plan, getattr(plan, kind))
+            _raise_for(status[part.inside], kind, part.first_token)
+            x = reconstruct(fields, levels, plan)
+            store_float32(x[part.inside], out[part.first_token - start :][: part.tokens])
+
+        for _ in self._map(decode_part, self._parts(start, stop)):
+            pass
+        return out
+
+    def symbols(self, pages: Pages, kind: str) -> NDArray[np.uint8]:
+        """The decoded symbols uint8 ``[T, n]`` of ``kind``."""
+        out = np.empty((pages.tokens, self.plan.values), np.uint8)
+        for part in self._parts(0, pages.tokens):
+            fields = read_kind(pages.data[part.page], self.plan, kind, part.tiles)
+            levels, status = decode_levels(fields, self.plan, getattr(self.plan, kind))
+            _raise_for(status[part.inside], kind, part.first_token)
+            out[part.first_token :][: part.tokens] = by_token(levels)[part.inside]
+        return out
+
+    def check(self, pages: Pages) -> list[tuple[str, int, int, str]]:
+        """Decode every container strictly; one ``(kind, token, substream, reason code)`` for each that is wrong."""
+        findings: list[tuple[str, int, int, str]] = []
+
+        def check_part(part: _Part) -> list[tuple[str, int, int, str]]:
+            found = []
+            for kind in KINDS:
+                fields = read_kind(pages.data[part.page], self.plan, kind, part.tiles)
+                _, status = decode_levels(fields, self.plan, getattr(self.plan, kind), strict=True)
+                for token, substream in np.argwhere(status[part.inside]):
+                    code = REASONS[int(status[part.inside][token, substream])]
+                    found.append((kind, part.first_token + int(token), int(substream), code))
+            return found
+
+        for found in self._map(check_part, self._parts(0, pages.tokens)):
+            findings += found
+        return findings
+
+    def drift_share(self, keys: ArrayLike | Any, values: ArrayLike | Any, pages: Pages) -> tuple[float, float]:
+        """Shares of key and of value symbols that are not the nearest level of their grid (paper, appendix).
+
+        ``keys`` and ``values`` ``[T, H, D]`` are what ``pages`` was encoded from.
+        """
+        plan = self.plan
+        shares = []
+        for array, kind in zip((keys, values), KINDS):
+            tensor = as_tensor(array, kind, plan.kv_heads, plan.head_dim)
+            stream: StreamPlan = getattr(plan, kind)
+            coded = self.symbols(pages, kind)
+            moved = 0
+            for first in range(0, pages.tokens, plan.window):
+                part = slice(first, min(first + plan.window, pages.tokens))
+                position = prepare(to_float32(tensor[part]), plan, stream).position
+                nearest = (position + grid.ONE // 2 - 1) // grid.ONE  # ties to the lower level, as drift has it
+                moved += int((nearest != coded[part]).sum())
+            shares.append(moved / max(1, coded.size))
+        return shares[0], shares[1]
+
+    def attend(
+        self,
+        query: ArrayLike | Any,
+        pages: Pages,
+        *,
+        exact: tuple[ArrayLike | Any, ArrayLike | Any] | None = None,
+        scale: float | None = None,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Attention of queries over all tokens of ``pages`` and of ``exact`` rows, without materialised keys.
+
+        ``query`` ``[Q, D]`` or ``[L, Q, D]`` (after RoPE; ``Q`` a multiple of the KV heads; no mask: every query
+        sees every token), ``exact`` keys and values ``[E, H, D]`` kept outside the pages, ``scale`` of the logits
+        (default ``1/sqrt(D)``).  Returns the output, shaped as the query, and the natural-log sum of exponentials
+        ``[Q]`` or ``[L, Q]``, both float32.  Softmax is taken over pages and exact rows together; with no token at
+        all the output is zero and the sum ``-inf``.
+        """
+        plan = self.plan
+        problem = attend.Problem.of(query, plan, scale)
+
+        def attend_page(part: _Part) -> attend.Partial:
+            decoded = []
+            for kind in KINDS:
+                fields = read_kind(pages.data[part.page], plan, kind, part.tiles)
+                levels, status = decode_levels(fields, plan, getattr(plan, kind))
+                _raise_for(status[part.inside], kind, part.first_token)
+                decoded.append(attend.Levels.of(fields, levels, part.inside))
+            return attend.over_levels(problem, *decoded)
+
+        partial = attend.Partial.empty(problem)
+        for other in self._map(attend_page, self._parts(0, pages.tokens)):
+            partial = partial.merge(other)
+        result, sums = attend.finish(problem, partial, plan.signs)
+        if exact is not None:
+            rows = [as_tensor(a, kind, plan.kv_heads, plan.head_dim) for a, kind in zip(exact, KINDS)]
+            result, sums = attend.merge_exact(problem, result, sums, *(to_float32(r) for r in rows))
+        return problem.shaped(result, sums)
+
+    def _parts(self, start: int, stop: int) -> Iterator[_Part]:
+        window = self.plan.window
+        for page in range(start // window, -(-stop // window)):
+            low, high = max(start, page * window), min(stop, (page + 1) * window)
+            first_tile, last_tile = (low - page * window) // TILE, -(-(high - page * window) // TILE)
+            skipped = low - page * window - first_tile * TILE
+            yield _Part(page, slice(first_tile, last_tile), low, slice(skipped, skipped + high - low))
+
+    def _map(self, function: Callable[[_T], _R], items: Iterable[_T]) -> Iterator[_R]:
+        work = list(items)
+        if self.threads == 1 or len(work) < 2:
+            yield from map(function, work)
+            return
+        with ThreadPoolExecutor(min(self.threads, len(work))) as pool:
+            yield from pool.map(function, work)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The tokens of one page within a range: its tiles, the first token, and where the tokens lie in the tiles."""
+
+    page: int
+    tiles: slice
+    first_token: int
+    inside: slice
+
+    @property
+    def tokens(self) -> int:
+        return int(self.inside.stop - self.inside.start)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """One page of one kind as positions on its grid, with all that the decoder will need to undo it."""
+
+    exponent: int
+    mean_scale: NDArray[np.float16] | None
+    mean: NDArray[np.int8] | None
+    offset: NDArray[np.float16]
+    scale: NDArray[np.float16]
+    position: NDArray[np.int32]
+
+
+#: Scaled values stay below this, so rotated values less their mean stay within FP16 for heads up to 1024.
+_LARGEST = 2.0**9
+_SMALLEST = 2.0**-4
+
+
+def page_exponent(largest: float) -> int:
+    """The power of two taken out of a page whose largest magnitude is ``largest``: 0 in the usual range.
+
+    FP16 offsets and scales then serve any finite input; otherwise the largest magnitude comes to [256, 512).
+    """
+    if largest == 0 or _SMALLEST <= largest < _LARGEST:
+        return 0
+    return int(np.frexp(np.float64(largest))[1]) - 9
+
+
+def prepare(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Prepared:
+    """Rotation, mean removal and grid of one page ``x`` float32 ``[T, H, D]``."""
+    exponent = page_exponent(float(np.abs(x).max(initial=0)))
+    if exponent:
+        x = np.ldexp(x, -exponent)
+    x = rotate(x, plan.signs)
+    mean_scale = mean = None
+    if stream.mean:
+        mean_scale, mean = means.window_means(x)
+        x -= means.mean_values(mean_scale, mean)
+    flat = x.reshape(len(x), -1)
+    offset, scale = grid.min_max_grid(flat, stream.levels)
+    return Prepared(exponent, mean_scale, mean, offset, scale, grid.positions(flat, offset, scale, stream.levels))
+
+
+def encode_kind(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> KindFields:
+    """The fields of one page of one kind from finite values float32 ``[T, H, D]``, ``T`` up to a window."""
+    page = prepare(x, plan, stream)
+    tokens = len(x)
+    budgets = np.full((tokens, stream.substreams), budget(stream), np.int64)
+    coder: Any = rans if stream.coder == "rans" else prefix
+    while True:
+        symbols, _ = drift.drift(page.position, stream, plan.head_dim, budgets)
+        letters = pack(symbols, stream, plan.head_dim).reshape(tokens, stream.substreams, -1)
+        words, used = coder.encode(letters, stream)
+        # The true size decides.  A rANS stream may exceed its estimate by a fraction of a bit; one bit less of
+        # budget at a time ends at the cheapest letters, which fit by construction of the plan.
+        over = used > stream.words
+        if not over.any():
+            break
+        budgets[over] -= 1024
+    offset, scale = grid.refit(page.position, symbols, page.offset, page.scale)
+    affine = np.zeros((len(words) * TILE, 2), np.float16)
+    affine[:tokens, 0] = offset
+    affine[:tokens, 1] = scale
+    return KindFields(page.exponent, page.mean_scale, page.mean, words, affine)
+
+
+def decode_levels(
+    fields: KindFields, plan: Plan, stream: StreamPlan, strict: bool = False
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Levels uint8 ``[tiles, n, 32]`` and, one row per token, statuses uint8 ``[32 * tiles, S]``."""
+    coder: Any = rans if stream.coder == "rans" else prefix
+    letters = plan.kv_heads // stream.substreams * letter_table(stream, plan.head_dim).per_head
+    levels, status = coder.decode_levels(fields.words, stream, plan.head_dim, letters, strict)
+    return levels, by_token(status)
+
+
+def _raise_for(status: NDArray[np.uint8], kind: str, first_token: int) -> None:
+    if not status.any():
+        return
+    token, substream = (int(i) for i in np.argwhere(status)[0])
+    code = int(status[token, substream])
+    assert code != PADDING
+    raise ChecksumError(
+        f"{kind} container of token {first_token + token}, sub-stream {substream}: {MESSAGES[code]}",
+        code=REASONS[code],
+        kind=kind,
+        token=first_token + token,
+        substream=substream,
+    )

@@ -1,0 +1,148 @@
+"""Page layout: the one place that knows where a byte of a page stands (specification, clause 5).
+
+    page  = head, tile 0, tile 1, ...                        one window of tokens of one layer
+    head  = i16 key exponent, i16 value exponent,
+            (f16 scale [H], i8 mean [H, D]) for each kind with means; zero padding to 64 bytes
+    tile  = key words    [substream][word][32 tokens]        u16 or u32
+            key affine   [32 tokens] x (f16 offset, f16 scale)
+            value words, value affine                        likewise
+
+The same bytes on disk, in memory and on a GPU.  Rows of words are 64 or 128 bytes and an affine row is 128, so every
+tile is a multiple of 64 bytes.  A page of fewer tokens is a prefix of the full page, cut after its last used tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .plan import Plan, StreamPlan
+from .profile import TILE
+
+ALIGNMENT = 64
+KINDS = ("key", "value")
+
+
+@dataclass(frozen=True)
+class StreamLayout:
+    """Byte offsets of one kind: means within the page, words and affine pairs within a tile."""
+
+    scale_at: int
+    mean_at: int
+    words_at: int
+    affine_at: int
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """Sizes in bytes of a plan's pages; pure arithmetic on Python integers."""
+
+    head_bytes: int
+    tile_bytes: int
+    tiles: int
+    key: StreamLayout
+    value: StreamLayout
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a full page."""
+        return self.head_bytes + self.tiles * self.tile_bytes
+
+    def bytes_for(self, tokens: int) -> int:
+        """Bytes of a page that holds only its first ``tokens`` tokens: whole tiles."""
+        return self.head_bytes + -(-tokens // TILE) * self.tile_bytes
+
+    @staticmethod
+    def of(plan: Plan) -> PageLayout:
+        """The layout of ``plan``'s pages."""
+        return _layout(plan)
+
+
+@lru_cache(maxsize=64)
+def _layout(plan: Plan) -> PageLayout:
+    at = 4  # the two exponents
+    tile = 0
+    streams = []
+    for stream in (plan.key, plan.value):
+        scale_at, mean_at = at, at + 2 * plan.kv_heads
+        if stream.mean:
+            at = mean_at + plan.values
+        words_at = tile
+        affine_at = words_at + TILE * stream.container
+        tile = affine_at + TILE * 4
+        streams.append(StreamLayout(scale_at, mean_at, words_at, affine_at))
+    return PageLayout(
+        head_bytes=-(-at // ALIGNMENT) * ALIGNMENT,
+        tile_bytes=tile,
+        tiles=plan.window // TILE,
+        key=streams[0],
+        value=streams[1],
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class KindFields:
+    """The fields of one kind of one page, as arrays of their own.
+
+    exponent
+        Values were scaled by ``2**-exponent`` before coding.
+    scale, mean
+        FP16 ``[H]`` and int8 ``[H, D]``, or None.
+    words
+        uint16 or uint32 ``[tiles, S, words, 32]``.
+    affine
+        FP16 ``[32 * tiles, 2]``: offset and scale of every stream.
+    """
+
+    exponent: int
+    scale: NDArray[np.float16] | None
+    mean: NDArray[np.int8] | None
+    words: NDArray[Any]
+    affine: NDArray[np.float16]
+
+
+def write_page(page: NDArray[np.uint8], plan: Plan, key: KindFields, value: KindFields) -> None:
+    """Put both kinds' fields into ``page`` uint8 ``[page_bytes]``; whatever they do not cover becomes zero."""
+    layout = PageLayout.of(plan)
+    page[:] = 0
+    page[:4].view("<i2")[:] = key.exponent, value.exponent
+    for fields, at in ((key, layout.key), (value, layout.value)):
+        if fields.scale is not None and fields.mean is not None:
+            page[at.scale_at : at.mean_at].view("<f2")[:] = fields.scale
+            page[at.mean_at : at.mean_at + plan.values].view(np.int8)[:] = fields.mean.reshape(-1)
+        tiles = _tiles(page, layout, len(fields.words))
+        words = fields.words.astype(fields.words.dtype.newbyteorder("<"), copy=False).reshape(len(tiles), -1)
+        tiles[:, at.words_at : at.affine_at] = words.view(np.uint8)
+        affine = fields.affine.astype("<f2", copy=False).reshape(len(tiles), -1)
+        tiles[:, at.affine_at : at.affine_at + 4 * TILE] = affine.view(np.uint8)
+
+
+def read_kind(page: NDArray[np.uint8], plan: Plan, kind: str, tiles: slice) -> KindFields:
+    """The fields of ``kind`` in ``tiles`` of ``page``, copied so that they are aligned and contiguous."""
+    layout = PageLayout.of(plan)
+    stream: StreamPlan = getattr(plan, kind)
+    at: StreamLayout = getattr(layout, kind)
+    scale = mean = None
+    if stream.mean:
+        scale = page[at.scale_at : at.mean_at].copy().view("<f2").astype(np.float16, copy=False)
+        mean = page[at.mean_at : at.mean_at + plan.values].copy().view(np.int8).reshape(plan.kv_heads, plan.head_dim)
+    body = _tiles(page, layout, layout.tiles)[tiles]
+    word = np.dtype(np.uint16 if stream.coder == "rans" else np.uint32)
+    words = np.ascontiguousarray(body[:, at.words_at : at.affine_at]).view(word.newbyteorder("<"))
+    affine = np.ascontiguousarray(body[:, at.affine_at : at.affine_at + 4 * TILE]).view("<f2")
+    exponents = page[:4].copy().view("<i2")
+    return KindFields(
+        exponent=int(exponents[KINDS.index(kind)]),
+        scale=scale,
+        mean=mean,
+        words=words.astype(word, copy=False).reshape(len(body), stream.substreams, stream.words, TILE),
+        affine=affine.astype(np.float16, copy=False).reshape(-1, 2),
+    )
+
+
+def _tiles(page: NDArray[np.uint8], layout: PageLayout, count: int) -> NDArray[np.uint8]:
+    return page[layout.head_bytes : layout.head_bytes + count * layout.tile_bytes].reshape(count, layout.tile_bytes)
