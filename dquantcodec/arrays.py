@@ -38,7 +38,8 @@ def as_floats(array: ArrayLike | Any, kind: str) -> NDArray[Any]:
     if tensor.dtype == np.uint16:
         tensor = tensor.view(BFLOAT16)
     if tensor.dtype == np.float64:
-        tensor = tensor.astype(np.float32)
+        with np.errstate(over="ignore"):  # becomes infinite, and is refused as such with its place
+            tensor = tensor.astype(np.float32)
     if tensor.dtype not in FLOATS:
         raise InputError(
             f"{kind}s have dtype {tensor.dtype}; expected float16, float32 or bfloat16", code="input-dtype", kind=kind

@@ -20,7 +20,7 @@ from .kernels import inlined, kernel
 from .means import mean_values
 from .page import KindFields
 from .plan import Plan
-from .rotate import LANES, rotate, unrotate
+from .rotate import rotate, unrotate
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +63,9 @@ class Problem:
 class Levels:
     """One page's tiles of one kind: levels uint8 ``[tiles, n, 32]``, affine float32 ``[32 * tiles, 2]``.
 
-    ``mean`` float32 ``[H, D]`` or empty; ``inside`` says which rows are wanted tokens; the page's exponent is kept
-    apart as ``factor``.
+    Levels count from ``middle``, half way up the grid, and the offset is that of the middle: sums of signed levels
+    stay small, where sums of levels from 0 would cancel against the offset.  ``mean`` float32 ``[H, D]`` or empty;
+    ``inside`` says which rows are wanted tokens; the page's exponent is kept apart as ``factor``.
     """
 
     levels: NDArray[np.uint8]
@@ -72,14 +73,18 @@ class Levels:
     mean: NDArray[np.float32]
     factor: float
     inside: slice
+    middle: np.float32
 
     @staticmethod
-    def of(fields: KindFields, levels: NDArray[np.uint8], inside: slice) -> Levels:
+    def of(fields: KindFields, levels: NDArray[np.uint8], inside: slice, count: int) -> Levels:
         if fields.scale is not None and fields.mean is not None:
             mean = mean_values(fields.scale, fields.mean)
         else:
             mean = np.zeros((0, 0), np.float32)
-        return Levels(levels, fields.affine.astype(np.float32), mean, 2.0**fields.exponent, inside)
+        affine = fields.affine.astype(np.float32)
+        middle = np.float32((count - 1) / 2)
+        affine[:, 0] += middle * affine[:, 1]
+        return Levels(levels, affine, mean, 2.0**fields.exponent, inside, middle)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +121,7 @@ def over_levels(problem: Problem, key: Levels, value: Levels) -> Partial:
         bias = np.einsum("hrd,hd->hr", query, key.mean)
     result = Partial.empty(problem)
     attend_levels(
-        query, query.sum(axis=2), bias, key.levels, key.affine, value.levels, value.affine,
+        query, query.sum(axis=2), bias, key.levels, key.affine, key.middle, value.levels, value.affine, value.middle,
         key.inside.start, key.inside.stop, result.largest, result.total, result.weighted,
     )  # fmt: skip
     if value.mean.size:
@@ -157,37 +162,50 @@ def merge_exact(
 
 @kernel
 def attend_levels(
-    query, query_sum, bias, keys, key_affine, values, value_affine, start, stop, largest, total, weighted
+    query,
+    query_sum,
+    bias,
+    keys,
+    key_affine,
+    key_middle,
+    values,
+    value_affine,
+    value_middle,
+    start,
+    stop,
+    largest,
+    total,
+    weighted,
 ):
     """Two passes over a page's tiles, logits between them; 32 tokens side by side make every step a vector step."""
     heads, rows, dim = query.shape
-    tiles = keys.shape[0]
-    levels = np.empty((dim, LANES), np.float32)
-    logits = np.empty((rows, tiles * LANES), np.float32)
-    dot = np.empty(LANES, np.float32)
-    sums = np.empty((rows, dim, 8), np.float32)
-    shift = np.empty(rows, np.float32)
+    tiles, _, lanes = keys.shape
+    # Keys are needed with tokens side by side (one query value meets 32 of them), values with channels side by side.
+    by_channel = np.empty((dim, lanes), np.float32)
+    by_token = np.empty((lanes, dim), np.float32)
+    logits = np.empty((rows, tiles * lanes), np.float32)
+    dot = np.empty(lanes, np.float32)
     for h in range(heads):
+        first = h * dim
         for tile in range(tiles):
-            first = tile * LANES
-            widen_levels(keys[tile], h * dim, levels)
+            widen_levels(keys[tile].reshape(-1), first * lanes, key_middle, by_channel.reshape(-1))
             for r in range(rows):
-                for lane in range(LANES):
+                for lane in range(lanes):
                     dot[lane] = np.float32(0)
                 d = 0
                 while d + 4 <= dim:
                     a, b, c, e = query[h, r, d], query[h, r, d + 1], query[h, r, d + 2], query[h, r, d + 3]
-                    for lane in range(LANES):
-                        dot[lane] += (a * levels[d, lane] + b * levels[d + 1, lane]) + (
-                            c * levels[d + 2, lane] + e * levels[d + 3, lane]
+                    for lane in range(lanes):
+                        dot[lane] += (a * by_channel[d, lane] + b * by_channel[d + 1, lane]) + (
+                            c * by_channel[d + 2, lane] + e * by_channel[d + 3, lane]
                         )
                     d += 4
                 while d < dim:
-                    for lane in range(LANES):
-                        dot[lane] += query[h, r, d] * levels[d, lane]
+                    for lane in range(lanes):
+                        dot[lane] += query[h, r, d] * by_channel[d, lane]
                     d += 1
-                for lane in range(LANES):
-                    t = first + lane
+                for lane in range(lanes):
+                    t = tile * lanes + lane
                     logits[r, t] = key_affine[t, 0] * query_sum[h, r] + key_affine[t, 1] * dot[lane] + bias[h, r]
         for r in range(rows):
             peak = np.float32(-np.inf)
@@ -195,38 +213,35 @@ def attend_levels(
                 peak = logits[r, t] if logits[r, t] > peak else peak
             # Logits become weights times the value's scale; tokens outside the range weigh nothing.
             sum_ = np.float32(0)
-            offsets = np.float32(0)
-            for t in range(tiles * LANES):
+            shift = np.float32(0)
+            for t in range(tiles * lanes):
                 weight = np.float32(0)
                 if start <= t < stop:
                     weight = np.float32(math.exp(logits[r, t] - peak))
-                    offsets += weight * value_affine[t, 0]
+                    shift += weight * value_affine[t, 0]
                     sum_ += weight
                     weight *= value_affine[t, 1]
                 logits[r, t] = weight
             largest[h, r] = peak
             total[h, r] = sum_
-            shift[r] = offsets
-        sums[:] = np.float32(0)
-        for tile in range(tiles):
-            widen_levels(values[tile], h * dim, levels)
-            for r in range(rows):
-                weight = logits[r, tile * LANES : (tile + 1) * LANES]
-                for d in range(dim):
-                    for k in range(8):
-                        sums[r, d, k] += (weight[k] * levels[d, k] + weight[k + 8] * levels[d, k + 8]) + (
-                            weight[k + 16] * levels[d, k + 16] + weight[k + 24] * levels[d, k + 24]
-                        )
-        for r in range(rows):
             for d in range(dim):
-                value = shift[r]
-                for k in range(8):
-                    value += sums[r, d, k]
-                weighted[h, r, d] = value
+                weighted[h, r, d] = shift
+        for tile in range(tiles):
+            for d in range(dim):
+                for lane in range(lanes):
+                    by_token[lane, d] = np.float32(np.int32(values[tile, first + d, lane])) - value_middle
+            for r in range(rows):
+                out = weighted[h, r]
+                for lane in range(0, lanes, 4):
+                    t = tile * lanes + lane
+                    a, b, c, e = logits[r, t], logits[r, t + 1], logits[r, t + 2], logits[r, t + 3]
+                    for d in range(dim):
+                        out[d] += (a * by_token[lane, d] + b * by_token[lane + 1, d]) + (
+                            c * by_token[lane + 2, d] + e * by_token[lane + 3, d]
+                        )
 
 
 @inlined
-def widen_levels(tile, first, out):
-    for d in range(out.shape[0]):
-        for lane in range(LANES):
-            out[d, lane] = np.float32(np.int32(tile[first + d, lane]))
+def widen_levels(levels, first, middle, out):
+    for i in range(out.shape[0]):
+        out[i] = np.float32(np.int32(levels[first + i])) - middle

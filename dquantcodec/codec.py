@@ -16,14 +16,14 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from . import attend, drift, grid, means, prefix, rans
 from .arrays import as_tensor, check_dtype, check_finite, store_float32, to_float32
-from .errors import ChecksumError, InputError
+from .errors import ChecksumError, FormatError, InputError
 from .letters import by_token, letter_table, pack
 from .page import KINDS, KindFields, PageLayout, read_kind, write_page
 from .plan import Plan, StreamPlan, budget, make_plan
 from .profile import DEFAULT_PROFILE, TILE, Profile
 from .reconstruct import reconstruct
 from .rotate import rotate
-from .status import MESSAGES, PADDING, REASONS
+from .status import EXPLANATIONS, REASONS
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -122,16 +122,15 @@ class Codec:
     ) -> NDArray[Any]:
         """Keys (``kind="key"``) or values (``"value"``) alone.
 
-        Raises :class:`ChecksumError` if a container does not decode to where its encoder started.
+        Raises :class:`ChecksumError` (``container-overrun``, ``container-state``) for a container that no encoder
+        wrote and :class:`FormatError` (``page-exponent``, ``page-affine``) for page fields that none wrote.
         """
         plan = self.plan
         start, stop, _ = slice(start, stop).indices(pages.tokens)
         out = np.empty((max(0, stop - start), plan.kv_heads, plan.head_dim), check_dtype(dtype))
 
         def decode_part(part: _Part) -> None:
-            fields = read_kind(pages.data[part.page], plan, kind, part.tiles)
-            levels, status = decode_levels(fields, plan, getattr(plan, kind))
-            _raise_for(status[part.inside], kind, part.first_token)
+            fields, levels = self._levels(pages, kind, part)
             x = reconstruct(fields, levels, plan)
             store_float32(x[part.inside], out[part.first_token - start :][: part.tokens])
 
@@ -143,15 +142,16 @@ class Codec:
         """The decoded symbols uint8 ``[T, n]`` of ``kind``."""
         out = np.empty((pages.tokens, self.plan.values), np.uint8)
         for part in self._parts(0, pages.tokens):
-            fields = read_kind(pages.data[part.page], self.plan, kind, part.tiles)
-            levels, status = decode_levels(fields, self.plan, getattr(self.plan, kind))
-            _raise_for(status[part.inside], kind, part.first_token)
+            _, levels = self._levels(pages, kind, part)
             out[part.first_token :][: part.tokens] = by_token(levels)[part.inside]
         return out
 
     def check(self, pages: Pages) -> list[tuple[str, int, int, str]]:
-        """Decode every container strictly; one ``(kind, token, substream, reason code)`` for each that is wrong."""
-        findings: list[tuple[str, int, int, str]] = []
+        """Everything about ``pages`` that can be wrong: one ``(kind, token, substream, reason code)`` each.
+
+        Decodes every container strictly (``container-overrun``, ``container-state``, ``container-padding``) and looks
+        at page fields: ``page-exponent``, ``page-affine`` (not finite), ``page-unused`` (bytes of absent tokens).
+        """
 
         def check_part(part: _Part) -> list[tuple[str, int, int, str]]:
             found = []
@@ -161,11 +161,13 @@ class Codec:
                 for token, substream in np.argwhere(status[part.inside]):
                     code = REASONS[int(status[part.inside][token, substream])]
                     found.append((kind, part.first_token + int(token), int(substream), code))
+                unfit = list(unfit_fields(fields, part.inside))
+                if unused_bytes(fields, part.inside.stop):
+                    unfit.append((part.tokens - 1, "page-unused"))
+                found += [(kind, part.first_token + token, 0, code) for token, code in unfit]
             return found
 
-        for found in self._map(check_part, self._parts(0, pages.tokens)):
-            findings += found
-        return findings
+        return [finding for found in self._map(check_part, self._parts(0, pages.tokens)) for finding in found]
 
     def drift_share(self, keys: ArrayLike | Any, values: ArrayLike | Any, pages: Pages) -> tuple[float, float]:
         """Shares of key and of value symbols that are not the nearest level of their grid (paper, appendix).
@@ -209,10 +211,8 @@ class Codec:
         def attend_page(part: _Part) -> attend.Partial:
             decoded = []
             for kind in KINDS:
-                fields = read_kind(pages.data[part.page], plan, kind, part.tiles)
-                levels, status = decode_levels(fields, plan, getattr(plan, kind))
-                _raise_for(status[part.inside], kind, part.first_token)
-                decoded.append(attend.Levels.of(fields, levels, part.inside))
+                fields, levels = self._levels(pages, kind, part)
+                decoded.append(attend.Levels.of(fields, levels, part.inside, getattr(plan, kind).levels))
             return attend.over_levels(problem, *decoded)
 
         partial = attend.Partial.empty(problem)
@@ -221,8 +221,37 @@ class Codec:
         result, sums = attend.finish(problem, partial, plan.signs)
         if exact is not None:
             rows = [as_tensor(a, kind, plan.kv_heads, plan.head_dim) for a, kind in zip(exact, KINDS)]
+            if len(rows[0]) != len(rows[1]):
+                raise InputError(
+                    f"{len(rows[0])} exact keys but {len(rows[1])} exact values", code="input-shape", kind="value"
+                )
             result, sums = attend.merge_exact(problem, result, sums, *(to_float32(r) for r in rows))
         return problem.shaped(result, sums)
+
+    def _levels(self, pages: Pages, kind: str, part: _Part) -> tuple[KindFields, NDArray[np.uint8]]:
+        """Fields and levels ``[tiles, n, 32]`` of a part, everything about them checked."""
+        fields = read_kind(pages.data[part.page], self.plan, kind, part.tiles)
+        for token, code in unfit_fields(fields, part.inside):
+            raise FormatError(
+                f"the {kind} container of token {part.first_token + token} {EXPLANATIONS[code]}",
+                code=code,
+                kind=kind,
+                token=part.first_token + token,
+            )
+        levels, status = decode_levels(fields, self.plan, getattr(self.plan, kind))
+        wrong = np.argwhere(status[part.inside])
+        if len(wrong):
+            token, substream = int(wrong[0][0]), int(wrong[0][1])
+            code = REASONS[int(status[part.inside][token, substream])]
+            raise ChecksumError(
+                f"the {kind} container of token {part.first_token + token}, sub-stream {substream} "
+                f"{EXPLANATIONS[code]}",
+                code=code,
+                kind=kind,
+                token=part.first_token + token,
+                substream=substream,
+            )
+        return fields, levels
 
     def _parts(self, start: int, stop: int) -> Iterator[_Part]:
         window = self.plan.window
@@ -266,6 +295,9 @@ class Prepared:
     scale: NDArray[np.float16]
     position: NDArray[np.int32]
 
+
+#: Of any finite FP32 page, from :func:`page_exponent`.
+LEAST_EXPONENT, MOST_EXPONENT = -157, 119
 
 #: Scaled values stay below this, so rotated values less their mean stay within FP16 for heads up to 1024.
 _LARGEST = 2.0**9
@@ -330,16 +362,17 @@ def decode_levels(
     return levels, by_token(status)
 
 
-def _raise_for(status: NDArray[np.uint8], kind: str, first_token: int) -> None:
-    if not status.any():
-        return
-    token, substream = (int(i) for i in np.argwhere(status)[0])
-    code = int(status[token, substream])
-    assert code != PADDING
-    raise ChecksumError(
-        f"{kind} container of token {first_token + token}, sub-stream {substream}: {MESSAGES[code]}",
-        code=REASONS[code],
-        kind=kind,
-        token=first_token + token,
-        substream=substream,
-    )
+def unfit_fields(fields: KindFields, tokens: slice) -> Iterator[tuple[int, str]]:
+    """Reason codes of fields that no encoder writes, each with a token counted from the first of ``tokens``."""
+    if not LEAST_EXPONENT <= fields.exponent <= MOST_EXPONENT:
+        yield 0, "page-exponent"
+    if fields.scale is not None and not np.isfinite(fields.scale).all():
+        yield 0, "page-affine"
+    finite = np.isfinite(fields.affine[tokens]).all(axis=1)
+    yield from ((int(token), "page-affine") for token in np.flatnonzero(~finite))
+
+
+def unused_bytes(fields: KindFields, tokens: int) -> bool:
+    """Whether tiles hold anything for tokens from ``tokens`` on, which do not exist."""
+    by_token = fields.words.transpose(0, 3, 1, 2).reshape(len(fields.affine), -1)
+    return bool(by_token[tokens:].any() or fields.affine[tokens:].view(np.uint16).any())

@@ -215,7 +215,8 @@ BIN_BITS = 11
 @kernel
 def count_above(position, above):
     """``above[b]`` = how many positions lie in bin ``b`` or higher; the last entry is 0."""
-    above[:] = 0
+    for b in range(above.shape[0]):
+        above[b] = 0
     for i in range(position.shape[0]):
         above[position[i] >> BIN_BITS] += 1
     for b in range(above.shape[0] - 2, -1, -1):

@@ -91,36 +91,40 @@ def by_token(lanes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(lanes.transpose(0, 2, 1)).reshape(-1, lanes.shape[1])
 
 
-#: Where a lane's entry stands in a row of 32, so that two rows of 16-bit fields merge into one row of bytes in lane
-#: order: even lanes in the first half, odd lanes in the second.
+def entry_rows(letters: int) -> tuple[NDArray[np.uint16], NDArray[np.uint64]]:
+    """Scratch of a decoder, uint16 ``[letters, 32]``, and the same memory as uint64 for :func:`spread_fields`."""
+    entries = np.empty((letters, 32), np.uint16)
+    return entries, entries.view(np.uint64)
+
+
+# Where a lane's entry stands in a row of 32, so that two words of four entries merge into one word of bytes in lane
+# order: even lanes in the first half, odd lanes in the second.
 @inlined
 def entry_slot(lane):
     return (lane >> np.uint64(1)) | ((lane & np.uint64(1)) << np.uint64(4))
 
 
 @inlined
-def spread_fields(entries, shift, field_bits, letter, head_dim, levels):
-    """Levels uint8 ``[h * D, 32]`` from entries uint16 ``[letters, 32]`` that hold fields from bit ``shift`` on.
+def spread_fields(entries, shift, field_bits, letter, head_dim, levels, first):
+    """Levels (bytes of a row of 32, as uint64 ``[n, 4]``, from row ``first`` on) of one sub-stream's entries.
 
-    Entries stand at :func:`entry_slot`; four of them at a time are one 64-bit word, whose fields of 16 bits are
-    shifted down and merged with those of the row's other half.
+    ``entries`` uint64 ``[letters, 8]``: four entries a word, standing at :func:`entry_slot`, with fields from bit
+    ``shift`` on.  Fields of 16 bits are shifted down and merged with those of the row's other half.
     """
     mask = np.uint64((1 << field_bits) - 1) * np.uint64(0x0001000100010001)
     eight = np.uint64(8)
-    pairs = entries.view(np.uint64)
-    bytes_ = levels.view(np.uint64)
-    row = 0
-    for head in range(0, levels.shape[0], head_dim):
-        for i in range(0, head_dim, letter):
-            even_odd = pairs[row]
-            row += 1
-            for k in range(min(letter, head_dim - i)):
-                down = np.uint64(shift + k * field_bits)
-                out = bytes_[head + i + k]
-                for word in range(4):
-                    even = (even_odd[word] >> down) & mask
-                    odd = (even_odd[word + 4] >> down) & mask
-                    out[word] = even | (odd << eight)
+    per_head = (head_dim + letter - 1) // letter
+    for row in range(entries.shape[0]):
+        head = row // per_head
+        i = (row - head * per_head) * letter
+        even_odd = entries[row]
+        for k in range(min(letter, head_dim - i)):
+            down = np.uint64(shift + k * field_bits)
+            out = levels[first + head * head_dim + i + k]
+            for word in range(4):
+                even = (even_odd[word] >> down) & mask
+                odd = (even_odd[word + 4] >> down) & mask
+                out[word] = even | (odd << eight)
 
 
 @kernel

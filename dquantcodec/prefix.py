@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kernels import inlined, kernel
-from .letters import FIELD_BITS, by_token, entry_slot, letter_table, spread_fields
+from .letters import FIELD_BITS, by_token, entry_rows, entry_slot, letter_table, spread_fields
 from .plan import StreamPlan
 from .profile import TILE
 from .status import OVERRUN, PADDING
@@ -94,7 +94,7 @@ def decode_levels(
     status = np.empty((tiles, substreams, TILE), np.uint8)
     decode_tiles(
         words, prefix_table(plan).window, plan.precision, letters,
-        table.field_bits, plan.letter, head_dim, strict, levels, status,
+        table.field_bits, plan.letter, head_dim, strict, *entry_rows(letters), levels, levels.view(np.uint64), status,
     )  # fmt: skip
     return levels, status
 
@@ -139,7 +139,9 @@ def bits_from(flat, lane, bit):
 
 
 @kernel
-def decode_tiles(words, window, precision, letters, field_bits, letter, head_dim, strict, levels, status):
+def decode_tiles(
+    words, window, precision, letters, field_bits, letter, head_dim, strict, entries, pairs, levels, bytes_, status
+):
     mask = np.uint64((1 << precision) - 1)
     length = np.uint64(15)
     tiles, substreams, capacity, lanes = words.shape
@@ -148,11 +150,12 @@ def decode_tiles(words, window, precision, letters, field_bits, letter, head_dim
     # every read without a check in the loop.
     rows = np.zeros((max(capacity, (letters * precision + 1) // 32 + 1) + 2, 32), np.uint32)
     flat = rows.reshape(-1)
-    entries = np.empty((letters, 32), np.uint16)
     used = np.empty(32, np.uint64)
     for tile in range(tiles):
         for j in range(substreams):
-            rows[:capacity] = words[tile, j]
+            for row in range(capacity):
+                for lane in range(lanes):
+                    rows[row, lane] = words[tile, j, row, lane]
             # Four lanes in lockstep hide the latency of the table; two letters share a read of the stream.
             for lane in range(0, lanes, 4):
                 a, b, c, d = np.uint64(lane), np.uint64(lane + 1), np.uint64(lane + 2), np.uint64(lane + 3)
@@ -177,7 +180,7 @@ def decode_tiles(words, window, precision, letters, field_bits, letter, head_dim
                     last[o], last[x], last[y], last[z] = e, f, g, h
                     p, q, r, s = p + (e & length), q + (f & length), r + (g & length), s + (h & length)
                 used[lane], used[lane + 1], used[lane + 2], used[lane + 3] = p, q, r, s
-            spread_fields(entries, 4, field_bits, letter, head_dim, levels[tile, j * size : (j + 1) * size])
+            spread_fields(pairs, 4, field_bits, letter, head_dim, bytes_[tile], j * size)
             for lane in range(lanes):
                 bit = np.int64(used[lane])
                 state = 0

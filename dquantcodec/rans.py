@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kernels import inlined, kernel
-from .letters import by_token, entry_slot, letter_table, spread_fields
+from .letters import by_token, entry_rows, entry_slot, letter_table, spread_fields
 from .plan import StreamPlan
 from .profile import TILE
 from .status import OVERRUN, PADDING, STATE
@@ -92,7 +92,7 @@ def decode_levels(
     table = rans_table(plan)
     decode_tiles(
         words, table.advance, table.fields, plan.precision, letters,
-        letter.field_bits, plan.letter, head_dim, strict, levels, status,
+        letter.field_bits, plan.letter, head_dim, strict, *entry_rows(letters), levels, levels.view(np.uint64), status,
     )  # fmt: skip
     return levels, status
 
@@ -147,7 +147,22 @@ def refill(x, flat, at):
 
 
 @kernel
-def decode_tiles(words, advance, fields, precision, letters, field_bits, letter, head_dim, strict, levels, status):
+def decode_tiles(
+    words,
+    advance,
+    fields,
+    precision,
+    letters,
+    field_bits,
+    letter,
+    head_dim,
+    strict,
+    entries,
+    pairs,
+    levels,
+    bytes_,
+    status,
+):
     p = np.uint32(precision)
     mask = np.uint32((1 << precision) - 1)
     sixteen = np.uint32(16)
@@ -157,12 +172,13 @@ def decode_tiles(words, advance, fields, precision, letters, field_bits, letter,
     # the loop.
     rows = np.zeros((max(capacity, letters + 2) + 1, 32), np.uint16)
     flat = rows.reshape(-1)
-    entries = np.empty((letters, 32), np.uint16)
     state = np.empty(32, np.uint32)
     used = np.empty(32, np.int64)
     for tile in range(tiles):
         for j in range(substreams):
-            rows[:capacity] = words[tile, j]
+            for row in range(capacity):
+                for lane in range(lanes):
+                    rows[row, lane] = words[tile, j, row, lane]
             for lane in range(lanes):
                 state[lane] = np.uint32(np.uint32(rows[0, lane]) << sixteen) | np.uint32(rows[1, lane])
             # Four lanes in lockstep hide the latency of the table and the multiplication.
@@ -183,7 +199,7 @@ def decode_tiles(words, advance, fields, precision, letters, field_bits, letter,
                     w, at_w = refill(w, flat, at_w)
                 state[a], state[b], state[c], state[d] = x, y, z, w
                 used[a], used[b], used[c], used[d] = at_x // 32, at_y // 32, at_z // 32, at_w // 32
-            spread_fields(entries, 0, field_bits, letter, head_dim, levels[tile, j * size : (j + 1) * size])
+            spread_fields(pairs, 0, field_bits, letter, head_dim, bytes_[tile], j * size)
             for lane in range(lanes):
                 verdict = 0
                 if strict:

@@ -97,7 +97,7 @@ class Transform:
     matrices, transposed
         float32, the Paley matrices end to end, for the forward and for the inverse transform.
     scales
-        float32 ``[blocks]``: ``1 / sqrt(order)``.
+        float32 ``[D]``: ``1 / sqrt(order)`` of the block a value belongs to.
     """
 
     blocks: NDArray[np.int64]
@@ -121,7 +121,7 @@ def transform(head_dim: int) -> Transform:
         blocks=np.array(blocks, np.int64),
         matrices=np.concatenate([m.reshape(-1) for m in matrices]),
         transposed=np.concatenate([m.T.reshape(-1) for m in matrices]),
-        scales=np.array([1 / np.sqrt(order) for _, order, _, _ in blocks], np.float32),
+        scales=np.concatenate([np.full(order, 1 / np.sqrt(order), np.float32) for _, order, _, _ in blocks]),
     )
 
 
@@ -132,7 +132,8 @@ def rotate(values: NDArray[np.float32], signs: NDArray[np.int8]) -> NDArray[np.f
     """
     rotated = np.empty(values.shape, np.float32)
     plan = transform(values.shape[2])
-    rotate_tokens(values, signs.astype(np.float32), plan.blocks, plan.matrices, plan.scales, rotated)
+    scales = np.broadcast_to(plan.scales, signs.shape).copy()
+    turn_tokens(values, signs.astype(np.float32), plan.blocks, plan.matrices, scales, rotated)
     return rotated
 
 
@@ -140,53 +141,65 @@ def unrotate(rotated: NDArray[np.float32], signs: NDArray[np.int8]) -> NDArray[n
     """The inverse of :func:`rotate`, in the order of operations that the specification fixes (clause 6.5)."""
     values = np.empty(rotated.shape, np.float32)
     plan = transform(rotated.shape[2])
-    unrotate_tokens(rotated, signs.astype(np.float32), plan.blocks, plan.transposed, plan.scales, values)
+    before = np.ones(signs.shape, np.float32)
+    turn_tokens(rotated, before, plan.blocks, plan.transposed, plan.scales * signs.astype(np.float32), values)
     return values
 
 
 @kernel
-def rotate_tokens(values, signs, blocks, matrices, scales, rotated):
+def turn_tokens(values, before, blocks, matrices, after, out):
+    """``out = after * (transform of (before * values))`` per token and head; factors float32 ``[H, D]``."""
     tokens, heads, dim = values.shape
     columns = np.zeros((dim, LANES), np.float32)
     for first in range(0, tokens, LANES):
         lanes = min(LANES, tokens - first)
         for h in range(heads):
-            for lane in range(lanes):
-                row = values[first + lane, h]
-                for d in range(dim):
-                    columns[d, lane] = row[d] * signs[h, d]
-            hadamard_columns(columns, blocks, matrices, scales)
-            for lane in range(lanes):
-                row = rotated[first + lane, h]
-                for d in range(dim):
-                    row[d] = columns[d, lane]
-
-
-@kernel
-def unrotate_tokens(rotated, signs, blocks, transposed, scales, values):
-    tokens, heads, dim = values.shape
-    columns = np.zeros((dim, LANES), np.float32)
-    for first in range(0, tokens, LANES):
-        lanes = min(LANES, tokens - first)
-        for h in range(heads):
-            for lane in range(lanes):
-                row = rotated[first + lane, h]
-                for d in range(dim):
-                    columns[d, lane] = row[d]
-            hadamard_columns(columns, blocks, transposed, scales)
-            for lane in range(lanes):
-                row = values[first + lane, h]
-                for d in range(dim):
-                    row[d] = columns[d, lane] * signs[h, d]
+            load_columns(values, first, h, lanes, before[h], columns)
+            hadamard_columns(columns, blocks, matrices)
+            store_columns(columns, after[h], out, first, h, lanes)
 
 
 @inlined
-def hadamard_columns(columns, blocks, matrices, scales):
-    """In place on ``columns`` [D, 32]: one head of 32 tokens side by side, so that every step is a vector step.
+def load_columns(values, first, h, lanes, factor, columns):
+    """One head of ``lanes`` tokens side by side; four tokens at a time keep reads and writes in few cache lines."""
+    fours = lanes // 4 * 4
+    for lane in range(0, fours, 4):
+        t = first + lane
+        w, x, y, z = values[t, h], values[t + 1, h], values[t + 2, h], values[t + 3, h]
+        for d in range(columns.shape[0]):
+            f = factor[d]
+            columns[d, lane], columns[d, lane + 1] = w[d] * f, x[d] * f
+            columns[d, lane + 2], columns[d, lane + 3] = y[d] * f, z[d] * f
+    for lane in range(fours, lanes):
+        for d in range(columns.shape[0]):
+            columns[d, lane] = values[first + lane, h, d] * factor[d]
+
+
+@inlined
+def store_columns(columns, factor, out, first, h, lanes):
+    """The inverse of :func:`load_columns`."""
+    fours = lanes // 4 * 4
+    for lane in range(0, fours, 4):
+        t = first + lane
+        w, x, y, z = out[t, h], out[t + 1, h], out[t + 2, h], out[t + 3, h]
+        for d in range(columns.shape[0]):
+            f = factor[d]
+            w[d], x[d] = columns[d, lane] * f, columns[d, lane + 1] * f
+            y[d], z[d] = columns[d, lane + 2] * f, columns[d, lane + 3] * f
+    for lane in range(fours, lanes):
+        for d in range(columns.shape[0]):
+            out[first + lane, h, d] = columns[d, lane] * factor[d]
+
+
+@inlined
+def hadamard_columns(columns, blocks, matrices):
+    """In place on ``columns`` [D, 32], not yet scaled: one head of 32 tokens, so that every step is a vector step.
 
     Butterflies run h = 1, 2, 4, ... as the specification has them; two of them share a pass over memory.
     """
-    scratch = np.empty((64, LANES), np.float32)
+    # A length the compiler does not know: loops of a known 32 are unrolled before they could be vectorised.
+    lanes = columns.shape[1]
+    scratch = np.empty((64, lanes), np.float32)
     for b in range(blocks.shape[0]):
         start, order, size, at = blocks[b, 0], blocks[b, 1], blocks[b, 2], blocks[b, 3]
         end = start + order
@@ -195,7 +208,7 @@ def hadamard_columns(columns, blocks, matrices, scales):
         while 4 * h <= run:
             for i in range(start, end, 4 * h):
                 for j in range(i, i + h):
-                    for lane in range(LANES):
+                    for lane in range(lanes):
                         w, x = columns[j, lane], columns[j + h, lane]
                         y, z = columns[j + 2 * h, lane], columns[j + 3 * h, lane]
                         p, q, r, s = w + x, w - x, y + z, y - z
@@ -205,25 +218,22 @@ def hadamard_columns(columns, blocks, matrices, scales):
         if h < run:
             for i in range(start, end, 2 * h):
                 for j in range(i, i + h):
-                    for lane in range(LANES):
+                    for lane in range(lanes):
                         w, x = columns[j, lane], columns[j + h, lane]
                         columns[j, lane], columns[j + h, lane] = w + x, w - x
         if size > 1:
             for c in range(start, start + run):
                 for i in range(size):
-                    scratch[i] = columns[c + i * run]
+                    for lane in range(lanes):
+                        scratch[i, lane] = columns[c + i * run, lane]
                 for i in range(size):
                     signs = matrices[at + i * size : at + (i + 1) * size]
                     # Sums run in ascending order, four terms to a pass; Paley orders are multiples of four.
-                    for lane in range(LANES):
+                    for lane in range(lanes):
                         columns[c + i * run, lane] = np.float32(0)
                     for k in range(0, size, 4):
                         e, f, g, o = signs[k], signs[k + 1], signs[k + 2], signs[k + 3]
-                        for lane in range(LANES):
+                        for lane in range(lanes):
                             columns[c + i * run, lane] = (
                                 columns[c + i * run, lane] + scratch[k, lane] * e + scratch[k + 1, lane] * f
                             ) + scratch[k + 2, lane] * g + scratch[k + 3, lane] * o  # fmt: skip
-        scale = scales[b]
-        for i in range(start, end):
-            for lane in range(LANES):
-                columns[i, lane] *= scale

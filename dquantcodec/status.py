@@ -12,8 +12,12 @@ PADDING = 3
 
 REASONS = {OVERRUN: "container-overrun", STATE: "container-state", PADDING: "container-padding"}
 
-MESSAGES = {
-    OVERRUN: "the code runs past the end of its container",
-    STATE: "the coder's final state is wrong",
-    PADDING: "the container's unused bits are not zero",
+#: What the reason codes of a page mean, in words that follow "the key container of token 7".
+EXPLANATIONS = {
+    "container-overrun": "runs past its end",
+    "container-state": "ends in a wrong state",
+    "container-padding": "has unused bits that are not zero",
+    "page-exponent": "lies in a page whose exponent is out of range",
+    "page-affine": "has an offset, scale or mean that is not finite",
+    "page-unused": "is the last, but bytes of tokens behind it are not zero",
 }
