@@ -1,0 +1,227 @@
+"""The header block: written once, never changed, all a decoder needs (specification, clause 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..errors import ChecksumError, FormatError, InputError, LimitError, TruncatedError, UnsupportedError
+from ..plan import Plan
+from .info import Info
+from .layer import Layer
+from .plans import pack_plans, parse_plan, parse_signs, parse_tables
+from .structs import (
+    BLOCK,
+    DTYPES,
+    LAYER,
+    MAX_HEADER,
+    MAX_JSON,
+    MAX_LAYERS,
+    MAX_SEQUENCES,
+    MAX_TABLES,
+    NO_PROFILE,
+    PROFILE_BYTES,
+    SIGNATURE,
+    START,
+    STORAGES,
+    VERSION,
+    Bytes,
+    align,
+    crc32c,
+)
+
+_CRC = slice(START.size - 4, START.size)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the header block says.
+
+    layers
+        Resolved layers: coded ones carry their :class:`Plan`, all carry their model layer number.
+    sinks, recent
+        What the writer was asked to keep exact; the records say what it did.
+    """
+
+    file_id: bytes
+    layers: tuple[Layer, ...]
+    sequences: int
+    sinks: int
+    recent: int
+    info: Info
+    optional_features: int = 0
+    block_bytes: int = 0
+
+    @property
+    def salt(self) -> bytes:
+        """Marks the records of this file, so that stale bytes of another never pass as one of them."""
+        return self.file_id[:8]
+
+    @property
+    def window(self) -> int:
+        """Tokens of a page, the same for all coded layers; 0 without any."""
+        return next((layer.plan.window for layer in self.layers if layer.plan), 0)
+
+    def pack(self) -> bytes:
+        """The block.  Raises :class:`LimitError` (``limit-*``, ``profile-words``) and :class:`InputError`."""
+        _check_counts(len(self.layers), self.sequences)
+        _check_order([layer.number or 0 for layer in self.layers], InputError)
+        plans: dict[int, Plan] = {id(layer.plan): layer.plan for layer in self.layers if layer.plan}
+        places = {key: place for place, key in enumerate(plans)}
+        _check_windows(list(plans.values()), InputError)
+        profiles, tables, signs = pack_plans(list(plans.values()))
+        layers = b"".join(
+            LAYER.pack(
+                STORAGES[layer.storage], DTYPES[layer.dtype], places.get(id(layer.plan), NO_PROFILE), layer.kv_heads,
+                layer.head_dim, layer.number or 0, bytes(16),
+            )
+            for layer in self.layers
+        )  # fmt: skip
+        sections = [profiles, layers, b"".join(tables), b"".join(signs), self.info.pack()]
+        offsets = [START.size]
+        for section in sections:
+            offsets.append(offsets[-1] + len(section))
+        size = align(offsets[-1], BLOCK)
+        if size > MAX_HEADER:
+            raise LimitError(f"the header takes {size} bytes; at most {MAX_HEADER} are allowed", code="limit-header")
+        start = START.pack(
+            SIGNATURE, *VERSION, size, 0, self.optional_features, self.file_id, len(self.layers), self.sequences,
+            len(plans), len(tables), len(signs), self.sinks, self.recent, *offsets[:-1], len(sections[-1]), bytes(24),
+            0,
+        )  # fmt: skip
+        block = bytearray((start + b"".join(sections)).ljust(size, b"\0"))
+        block[_CRC] = _block_crc(bytes(block)).to_bytes(4, "little")
+        return bytes(block)
+
+
+def parse_header(data: Bytes) -> Header:
+    """The header at the start of the file's bytes ``data``.
+
+    Every count and length is checked against the limits and the file's length before anything is built from it.
+    Raises :class:`TruncatedError`, :class:`FormatError`, :class:`UnsupportedError`, :class:`ChecksumError` and
+    :class:`LimitError`; the codes are listed in the specification, clause 9.4.
+    """
+    block = _checked_block(data)
+    (_, _, _, size, required, optional, file_id, layers, sequences, profiles, tables, signs, sinks, recent,
+     profiles_at, layers_at, tables_at, signs_at, json_at, json_bytes, reserved,
+     _) = START.unpack_from(block)  # fmt: skip
+    if required:
+        bit = (required & -required).bit_length() - 1
+        raise UnsupportedError(
+            f"the file needs feature {bit}, which this version does not have; read it with a newer version",
+            code="feature-required",
+            bit=bit,
+        )
+    if any(reserved):
+        raise FormatError("reserved bytes of the header's start are not zero", code="header-reserved")
+    _check_counts(layers, sequences)
+    for name, count, most in (("profiles", profiles, layers), ("tables", tables, MAX_TABLES), ("signs", signs, layers)):
+        if count > most:
+            raise LimitError(f"the header counts {count} {name}; at most {most} are allowed", code=f"limit-{name}")
+    if json_bytes > MAX_JSON:
+        raise LimitError(f"the header's JSON takes {json_bytes} bytes; at most {MAX_JSON}", code="limit-json")
+
+    _check_section("profiles", profiles_at, START.size, size)
+    _check_section("layers", layers_at, profiles_at + profiles * PROFILE_BYTES, size)
+    _check_section("tables", tables_at, layers_at + layers * LAYER.size, size)
+    stored_tables, end = parse_tables(block, tables_at, tables, size)
+    _check_section("sign vectors", signs_at, end, size)
+    stored_signs, end = parse_signs(block, signs_at, signs, size)
+    _check_section("JSON", json_at, end, size)
+    _check_section("end", align(json_at + json_bytes, BLOCK), size, size)
+    if any(block[json_at + json_bytes :]):
+        raise FormatError("the bytes after the header's JSON are not zero", code="header-reserved")
+
+    entries = [block[at : at + PROFILE_BYTES] for at in range(profiles_at, layers_at, PROFILE_BYTES)]
+    plans = [parse_plan(entry, number, stored_tables, stored_signs) for number, entry in enumerate(entries)]
+    _check_windows(plans, FormatError)
+    entries = [block[at : at + LAYER.size] for at in range(layers_at, tables_at, LAYER.size)]
+    parsed = tuple(_parse_layer(entry, place, plans) for place, entry in enumerate(entries))
+    _check_order([layer.number or 0 for layer in parsed], FormatError)
+    info = Info.parse(block[json_at : json_at + json_bytes])
+    return Header(file_id, parsed, sequences, sinks, recent, info, optional, size)
+
+
+def _checked_block(data: Bytes) -> bytes:
+    """The header block, once signature, version, length and checksum hold."""
+    start = data[: START.size].tobytes()
+    if start[: len(SIGNATURE)] != SIGNATURE[: len(start)]:
+        raise FormatError(
+            "the file does not begin with the .dqkv signature; it is another kind of file", code="signature"
+        )
+    if len(start) < START.size:
+        raise TruncatedError(f"the file ends after {len(start)} bytes, within its header", code="header-truncated")
+    _, major, minor, size, *_ = START.unpack(start)
+    if (major, minor) != VERSION:
+        raise UnsupportedError(
+            f"the file has format version {major}.{minor}, this library reads {VERSION[0]}.{VERSION[1]}; "
+            "use a version of the library that reads it",
+            code="version-major" if major != VERSION[0] else "version-minor",
+        )
+    if size > MAX_HEADER:
+        raise LimitError(
+            f"the header says it takes {size} bytes; at most {MAX_HEADER} are allowed", code="limit-header"
+        )
+    if size < BLOCK or size % BLOCK:
+        raise FormatError(f"the header says it takes {size} bytes, no multiple of {BLOCK}", code="header-length")
+    if size > data.size:
+        raise TruncatedError(f"the file has {data.size} bytes, its header alone {size}", code="header-truncated")
+    block = data[:size].tobytes()
+    if _block_crc(block) != int.from_bytes(block[_CRC], "little"):
+        raise ChecksumError("the header's checksum is wrong; the file is damaged, take another copy", code="header-crc")
+    return block
+
+
+def _block_crc(block: bytes) -> int:
+    return crc32c(block[_CRC.stop :], crc32c(block[: _CRC.start]))
+
+
+def _check_section(name: str, offset: int, expected: int, size: int) -> None:
+    """Sections follow one another without gap or overlap, so no byte of the block means two things or nothing."""
+    if offset != expected or offset > size:
+        raise FormatError(
+            f"the header's {name} should begin at byte {expected} and do at {offset}", code="header-coverage"
+        )
+
+
+def _check_counts(layers: int, sequences: int) -> None:
+    if not 1 <= layers <= MAX_LAYERS:
+        raise LimitError(f"{layers} layers; a file has 1 to {MAX_LAYERS}", code="limit-layers")
+    if not 1 <= sequences <= MAX_SEQUENCES:
+        raise LimitError(f"{sequences} sequences; a file has 1 to {MAX_SEQUENCES}", code="limit-sequences")
+
+
+def _check_windows(plans: Sequence[Plan], error: type[FormatError] | type[InputError]) -> None:
+    windows = sorted({plan.window for plan in plans})
+    if len(windows) > 1:
+        raise error(f"coded layers have windows of {windows} tokens; all must share one", code="profile-window-differs")
+
+
+def _check_order(numbers: Sequence[int], error: type[FormatError] | type[InputError]) -> None:
+    if any(a >= b for a, b in pairwise(numbers)) or not all(0 <= n < 1 << 32 for n in numbers):
+        raise error("model layer numbers must rise from layer to layer", code="layer-number")
+
+
+def _parse_layer(entry: bytes, place: int, plans: Sequence[Plan]) -> Layer:
+    storage, dtype, profile, kv_heads, head_dim, number, reserved = LAYER.unpack(entry)
+    storages = {code: name for name, code in STORAGES.items()}
+    dtypes = {code: name for name, code in DTYPES.items()}
+    if storage not in storages:
+        raise UnsupportedError(f"layer {place} has the unknown storage {storage}", code="layer-storage", layer=place)
+    if dtype not in dtypes:
+        raise UnsupportedError(f"layer {place} has the unknown dtype {dtype}", code="layer-dtype", layer=place)
+    if any(reserved):
+        raise FormatError(f"reserved bytes of layer {place} are not zero", code="header-reserved", layer=place)
+    plan = None
+    if storages[storage] == "coded":
+        plan = plans[profile] if profile < len(plans) else None
+        if plan is None or (plan.kv_heads, plan.head_dim) != (kv_heads, head_dim):
+            raise FormatError(
+                f"layer {place} names profile {profile}, which is missing or has another geometry",
+                code="layer-profile",
+                layer=place,
+            )
+    elif profile != NO_PROFILE:
+        raise FormatError(f"layer {place} is not coded but names a profile", code="layer-profile", layer=place)
+    return Layer(kv_heads, head_dim, dtypes[dtype], plan, storages[storage], number)

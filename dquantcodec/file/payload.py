@@ -1,0 +1,166 @@
+"""Reading payloads: pages and exact rows out of records, checksums verified once (specification, clause 9.2)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ChecksumError, DQuantError, InputError
+from ..plan import Plan
+from .header import Header
+from .layer import KINDS
+from .records import Record, RecordRules, RowsEntry, payload_bytes
+from .rows import decode_rows
+from .structs import PAGES, Bytes, crc32c
+
+#: Decoded bytes of exact rows kept for the next read of the same block.
+ROWS_CACHE_BYTES = 32 << 20
+
+
+class PayloadReader:
+    """The mapped file, what was verified in it, and the codecs its plans ask for.  Threads may share one."""
+
+    def __init__(self, path: str, data: Bytes, rules: RecordRules, verify: bool) -> None:
+        self.path = path
+        self._data: Bytes | None = data
+        self._rules = rules
+        self._verify = verify
+        self._lock = Lock()
+        self._page_tables: dict[int, NDArray[np.uint32]] = {}
+        self._rows_tables: dict[int, list[RowsEntry]] = {}
+        #: Per PAGES record, which pages were verified: bool [coded layers, windows].
+        self._verified: dict[int, NDArray[np.bool_]] = {}
+        self._rows: OrderedDict[tuple[int, int], NDArray[Any]] = OrderedDict()
+        self._codecs: dict[int, Any] = {}
+        self.pages_checked = 0
+
+    @property
+    def header(self) -> Header:
+        return self._rules.header
+
+    @property
+    def data(self) -> Bytes:
+        if self._data is None:
+            raise InputError(f"{self.path}: the reader is closed", code="reader-closed", path=self.path)
+        return self._data
+
+    def close(self) -> None:
+        self._data = None
+        self._rows.clear()
+
+    def codec(self, plan: Plan) -> Any:
+        """The :class:`Codec` of ``plan``, loaded (with Numba) when something is first decoded."""
+        with self._lock:
+            if id(plan) not in self._codecs:
+                from ..codec import Codec
+
+                self._codecs[id(plan)] = Codec(plan)
+            return self._codecs[id(plan)]
+
+    def pages(self, record: Record, layer: int, first: int, last: int) -> NDArray[np.uint8]:
+        """Windows ``first`` to before ``last`` of ``layer`` in ``record``, copied: uint8 ``[windows, page_bytes]``.
+
+        A cut last page is filled up with zeros.  Raises :class:`ChecksumError` (``record-table``, ``page-crc``).
+        """
+        data, run = self.data, self._rules.run
+        slot = run.layers.index(layer)
+        tokens = record.header.tokens
+        start = run.page_place(slot, first, tokens)
+        end = run.page_place(slot, last - 1, tokens)
+        stored = data[record.payload + start.offset : record.payload + end.offset + end.size]
+        if self._verify:
+            self._verify_pages(record, slot, first, stored)
+        pages = np.zeros((last - first, run.layouts[slot].page_bytes), np.uint8)
+        pages.reshape(-1)[: stored.size] = stored
+        return pages
+
+    def _verify_pages(self, record: Record, slot: int, first: int, stored: Bytes) -> None:
+        number, run = record.header.number, self._rules.run
+        with self._lock:
+            if number not in self._page_tables:
+                self._page_tables[number] = self._rules.page_table(self.data, record)
+                self._verified[number] = np.zeros(self._page_tables[number].shape, np.bool_)
+        crcs, verified = self._page_tables[number][slot], self._verified[number][slot]
+        size = run.layouts[slot].page_bytes
+        for offset in range(0, stored.size, size):
+            window = first + offset // size
+            if verified[window]:
+                continue
+            if crc32c(stored[offset : offset + size]) != crcs[window]:
+                token = record.header.first + window * run.window
+                raise ChecksumError(
+                    f"the page of layer {run.layers[slot]} that begins at token {token} is damaged "
+                    f"(record {number}); take another copy",
+                    code="page-crc",
+                    layer=run.layers[slot],
+                    token=token,
+                    record=number,
+                )
+            with self._lock:
+                self.pages_checked += not verified[window]
+                verified[window] = True
+
+    def rows(self, record: Record, layer: int, kind: str) -> NDArray[Any]:
+        """All exact rows ``[t, H, D]`` of ``layer`` and ``kind`` in ``record``; not to be written to.
+
+        Raises :class:`ChecksumError` (``record-table``, ``rows-crc``, ``rows-frame``) and :class:`FormatError`.
+        """
+        place = 2 * self._rules.rows_layers(record.header.flags).index(layer) + KINDS.index(kind)
+        number = record.header.number
+        with self._lock:
+            if (number, place) in self._rows:
+                self._rows.move_to_end((number, place))
+                return self._rows[number, place]
+        rows = decode_entry(self.data, self._rules, record, place, self._entry(record, place), self._verify)
+        rows.setflags(write=False)
+        with self._lock:
+            self._rows[number, place] = rows
+            while sum(block.nbytes for block in self._rows.values()) > ROWS_CACHE_BYTES:
+                self._rows.popitem(last=False)
+        return rows
+
+    def layer_bytes(self, record: Record, layer: int) -> int:
+        """Bytes that ``layer`` takes in ``record``: its pages, or its blocks of exact rows as stored."""
+        run, tokens = self._rules.run, record.header.tokens
+        if record.header.type == PAGES:
+            slot = run.layers.index(layer)
+            first = run.page_place(slot, 0, tokens)
+            last = run.page_place(slot, run.windows(tokens) - 1, tokens)
+            return last.offset + last.size - first.offset
+        place = 2 * self._rules.rows_layers(record.header.flags).index(layer)
+        return sum(self._entry(record, place + kind).place.size for kind in range(len(KINDS)))
+
+    def _entry(self, record: Record, place: int) -> RowsEntry:
+        number = record.header.number
+        with self._lock:
+            if number not in self._rows_tables:
+                self._rows_tables[number] = self._rules.rows_table(self.data, record)
+            return self._rows_tables[number][place]
+
+
+def decode_entry(
+    data: Bytes, rules: RecordRules, record: Record, place: int, entry: RowsEntry, verify: bool = True
+) -> NDArray[Any]:
+    """Rows of block ``place`` of a ROWS record; errors name record, layer and kind."""
+    layer_number = rules.rows_layers(record.header.flags)[place // 2]
+    layer, kind = rules.header.layers[layer_number], KINDS[place % 2]
+    where = {"record": record.header.number, "layer": layer_number, "kind": kind}
+    block = payload_bytes(data, record, entry.place)
+    if verify and crc32c(block) != entry.crc:
+        raise ChecksumError(
+            f"exact {kind}s of layer {layer_number} from token {record.header.first} on are damaged "
+            f"(record {record.header.number}); take another copy",
+            code="rows-crc",
+            **where,
+        )
+    try:
+        return decode_rows(
+            entry.encoding, block, (record.header.tokens, layer.kv_heads, layer.head_dim), layer.array_dtype
+        )
+    except DQuantError as error:
+        error.where.update(where)
+        raise

@@ -1,0 +1,212 @@
+"""Plans as numbers: profile entries, letter tables, sign vectors (specification, clauses 3.2, 3.4 and 3.5).
+
+Nothing a decoder needs is derived: tables and signs are stored, because libraries and generators differ between
+machines.  Parsing rebuilds exactly the :class:`Plan` that was packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DQuantError, FormatError, LimitError, UnsupportedError
+from ..plan import Plan, StreamPlan
+from ..profile import MAX_LETTERS, TILE
+from .layer import check_geometry
+from .structs import (
+    CODERS,
+    GRID_AFFINE,
+    MAX_TABLES,
+    MAX_WINDOW,
+    MAX_WORDS,
+    MEAN_INT8,
+    MEAN_NONE,
+    PROFILE,
+    PROFILE_BYTES,
+    QUANTISER_SCALAR,
+    ROTATION_HADAMARD,
+    SIGNS,
+    STREAM,
+    TABLE,
+    align,
+)
+
+#: Tables and sign vectors start on multiples of this.
+STEP = 8
+
+Table = tuple[int, NDArray[np.uint16]]
+"""Precision ``p`` and the frequencies, summing to ``2**p``."""
+
+
+def pack_plans(plans: Sequence[Plan]) -> tuple[bytes, list[bytes], list[bytes]]:
+    """Profile entries of ``plans`` in order, then the tables and the sign vectors they number, each stored once."""
+    tables: dict[bytes, int] = {}
+    signs: dict[bytes, int] = {}
+    entries = b"".join(_pack_plan(plan, tables, signs) for plan in plans)
+    if len(tables) > MAX_TABLES:
+        raise LimitError(
+            f"the layers use {len(tables)} different letter tables; a file holds at most {MAX_TABLES}",
+            code="limit-tables",
+        )
+    return entries, list(tables), list(signs)
+
+
+def _pack_plan(plan: Plan, tables: dict[bytes, int], signs: dict[bytes, int]) -> bytes:
+    name = plan.profile_name.encode()[:32].decode(errors="ignore").encode()
+    packed_signs = _padded(SIGNS.pack(plan.values, bytes(4)) + np.packbits(plan.signs < 0, bitorder="little").tobytes())
+    sign_vector = signs.setdefault(packed_signs, len(signs))
+    entry = PROFILE.pack(plan.kv_heads, plan.head_dim, plan.window, bytes(4), name, bytes(16))
+    for kind, stream in (("key", plan.key), ("value", plan.value)):
+        if stream.words > MAX_WORDS:
+            raise LimitError(
+                f"a {kind} container has {stream.words} words; the file holds at most {MAX_WORDS} "
+                "(give fewer bytes or more sub-streams)",
+                code="profile-words",
+            )
+        frequencies = stream.frequencies.astype("<u2")
+        packed = _padded(TABLE.pack(frequencies.size, stream.precision) + frequencies.tobytes())
+        entry += STREAM.pack(
+            CODERS[stream.coder], QUANTISER_SCALAR, GRID_AFFINE, stream.letter, stream.levels, stream.precision,
+            stream.substreams, MEAN_INT8 if stream.mean else MEAN_NONE, stream.words,
+            tables.setdefault(packed, len(tables)), ROTATION_HADAMARD, 1, sign_vector, bytes(48),
+        )  # fmt: skip
+    return entry
+
+
+def _padded(data: bytes) -> bytes:
+    return data.ljust(align(len(data), STEP), b"\0")
+
+
+def parse_tables(block: bytes, offset: int, count: int, end: int) -> tuple[list[Table], int]:
+    """``count`` tables from ``offset``, none reaching past ``end``; returns them and the offset after the last."""
+    tables = []
+    for number in range(count):
+        if offset + TABLE.size > end:
+            raise FormatError(f"letter table {number} lies outside the header", code="header-coverage", table=number)
+        letters, precision = TABLE.unpack_from(block, offset)
+        if not 2 <= letters <= MAX_LETTERS or not 8 <= precision <= 15:
+            raise LimitError(
+                f"letter table {number} has {letters} letters and {precision} bits; allowed are 2 to {MAX_LETTERS} "
+                "letters and 8 to 15 bits",
+                code="limit-table",
+                table=number,
+            )
+        size = TABLE.size + 2 * letters
+        if offset + align(size, STEP) > end:
+            raise FormatError(f"letter table {number} lies outside the header", code="header-coverage", table=number)
+        frequencies = np.frombuffer(block, "<u2", letters, offset + TABLE.size)
+        if not frequencies.all():
+            raise FormatError(f"letter table {number} has a frequency of zero", code="table-zero", table=number)
+        if int(frequencies.sum(dtype=np.int64)) != 1 << precision:
+            raise FormatError(
+                f"the frequencies of letter table {number} do not sum to 2**{precision}", code="table-sum", table=number
+            )
+        _require_zero(block[offset + size : offset + align(size, STEP)], f"letter table {number}")
+        tables.append((precision, frequencies.astype(np.uint16)))
+        offset += align(size, STEP)
+    return tables, offset
+
+
+def parse_signs(block: bytes, offset: int, count: int, end: int) -> tuple[list[NDArray[np.int8]], int]:
+    """``count`` sign vectors (int8, +1 and -1) from ``offset``, as :func:`parse_tables`."""
+    vectors = []
+    for number in range(count):
+        if offset + SIGNS.size > end:
+            raise FormatError(f"sign vector {number} lies outside the header", code="header-coverage", signs=number)
+        bits, reserved = SIGNS.unpack_from(block, offset)
+        size = SIGNS.size + -(-bits // 8)
+        if offset + align(size, STEP) > end:
+            raise FormatError(f"sign vector {number} lies outside the header", code="header-coverage", signs=number)
+        negative = np.unpackbits(
+            np.frombuffer(block, np.uint8, align(size, STEP) - SIGNS.size, offset + SIGNS.size), bitorder="little"
+        )
+        if any(reserved) or negative[bits:].any():
+            raise FormatError(f"unused bits of sign vector {number} are not zero", code="header-reserved", signs=number)
+        vectors.append((1 - 2 * negative[:bits].astype(np.int8)).astype(np.int8))
+        offset += align(size, STEP)
+    return vectors, offset
+
+
+def parse_plan(entry: bytes, number: int, tables: Sequence[Table], signs: Sequence[NDArray[np.int8]]) -> Plan:
+    """The plan of profile entry ``number`` (192 bytes).
+
+    Raises :class:`FormatError`, :class:`LimitError` or, for fields this version cannot decode,
+    :class:`UnsupportedError`; codes ``profile-*`` and ``limit-geometry``.
+    """
+    assert len(entry) == PROFILE_BYTES
+    kv_heads, head_dim, window, reserved, name, rest = PROFILE.unpack_from(entry)
+    _require_zero(reserved + rest, f"profile {number}")
+    check_geometry(kv_heads, head_dim)
+    _require(
+        window % TILE == 0 and TILE <= window <= MAX_WINDOW,
+        LimitError,
+        number,
+        "window",
+        f"a window of {window} tokens",
+    )
+    key, key_signs = _parse_stream(entry, PROFILE.size, number, "key", kv_heads, tables)
+    value, value_signs = _parse_stream(entry, PROFILE.size + STREAM.size, number, "value", kv_heads, tables)
+    _require(key_signs == value_signs, UnsupportedError, number, "rotation", "different signs for keys and values")
+    _require(key_signs < len(signs), FormatError, number, "signs", f"sign vector {key_signs} of {len(signs)}")
+    vector = signs[key_signs]
+    _require(vector.size == kv_heads * head_dim, FormatError, number, "signs", f"a vector of {vector.size} signs")
+    try:
+        text = name.rstrip(b"\0").decode()
+    except UnicodeDecodeError:
+        raise FormatError(f"the name of profile {number} is not UTF-8", code="profile-name", profile=number) from None
+    return Plan(kv_heads, head_dim, window, vector.reshape(kv_heads, head_dim), key, value, text)
+
+
+def _parse_stream(
+    entry: bytes, offset: int, number: int, kind: str, kv_heads: int, tables: Sequence[Table]
+) -> tuple[StreamPlan, int]:
+    (coder, quantiser, grid, letter, levels, precision, substreams, mean, words, table, rotation, groups, sign_vector,
+     reserved) = STREAM.unpack_from(entry, offset)  # fmt: skip
+    coders = {code: name for name, code in CODERS.items()}
+
+    def require(holds: bool, error: type[DQuantError], field: str, found: str) -> None:
+        _require(holds, error, number, field, f"{found} for {kind}s")
+
+    require(coder in coders, UnsupportedError, "coder", f"coder {coder}")
+    require(quantiser == QUANTISER_SCALAR, UnsupportedError, "quantiser", f"quantiser {quantiser}")
+    require(grid == GRID_AFFINE, UnsupportedError, "grid", f"grid {grid}")
+    require(mean in (MEAN_NONE, MEAN_INT8), UnsupportedError, "mean", f"mean mode {mean}")
+    require(rotation == ROTATION_HADAMARD, UnsupportedError, "rotation", f"rotation {rotation}")
+    require(groups == 1, UnsupportedError, "groups", f"{groups} head groups")
+    _require_zero(reserved, f"profile {number}")
+    require(2 <= levels <= 64, LimitError, "levels", f"{levels} levels")
+    require(8 <= precision <= 15, LimitError, "precision", f"{precision} probability bits")
+    letters = levels**letter
+    require(
+        1 <= letter <= 4 and letters <= min(MAX_LETTERS, 1 << precision),
+        LimitError,
+        "letter",
+        f"{letter} symbols a letter",
+    )
+    require(substreams in (1, 2, 4), LimitError, "substreams", f"{substreams} sub-streams")
+    require(kv_heads % substreams == 0, FormatError, "heads", f"{substreams} sub-streams of {kv_heads} heads")
+    require(2 <= words <= MAX_WORDS, LimitError, "words", f"{words} words")
+    require(table < len(tables), FormatError, "table", f"letter table {table} of {len(tables)}")
+    bits, frequencies = tables[table]
+    require(
+        (bits, frequencies.size) == (precision, letters), FormatError, "table",
+        f"a table of {frequencies.size} letters and {bits} bits",
+    )  # fmt: skip
+    if coders[coder] == "prefix":
+        powers = not (frequencies & (frequencies - np.uint16(1))).any()
+        require(powers, FormatError, "prefix", "frequencies that are no powers of two")
+    stream = StreamPlan(coders[coder], levels, letter, precision, words, substreams, mean == MEAN_INT8, frequencies)
+    return stream, sign_vector
+
+
+def _require(holds: bool, error: type[DQuantError], number: int, field: str, found: str) -> None:
+    if not holds:
+        verdict = "this version cannot decode it" if error is UnsupportedError else "the format does not allow it"
+        raise error(f"profile {number} has {found}; {verdict}", code=f"profile-{field}", profile=number)
+
+
+def _require_zero(data: bytes, place: str) -> None:
+    if any(data):
+        raise FormatError(f"reserved bytes of {place} are not zero", code="header-reserved")

@@ -1,0 +1,244 @@
+"""Reading ``.dqkv``: a mapped file whose tensors slice like arrays (specification, clause 9).
+
+Opening reads the header and the index (or the record headers); a read touches the pages it needs and no others.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ..errors import IdentityError, InputError
+from .header import Header, parse_header
+from .located import located
+from .payload import PayloadReader
+from .records import RecordRules
+from .scan import SequenceLog, read_log, sequences
+from .structs import VERSION, Bytes
+from .tensor import LayerReader
+from .verify import Finding, verify
+
+
+def open(path: str | PathLike[str], *, expect: Mapping[str, Any] | None = None, verify: bool = True) -> Reader:
+    """A :class:`Reader` of the file at ``path``; use it in a ``with`` block.
+
+    ``expect`` names what the file must be: any of ``model``, ``revision``, ``layers`` (how many), ``kv_heads``,
+    ``head_dim``, ``dtype`` (one for all stored layers, or a list), ``positions_start``, ``shard``.
+    ``verify=False`` skips the checksums of pages and rows on reading.
+
+    Raises :class:`IdentityError` (``identity-<field>``), and for files that are not whole and sound
+    :class:`FormatError`, :class:`UnsupportedError`, :class:`ChecksumError`, :class:`TruncatedError` or
+    :class:`LimitError` (specification, clause 9.4).  A torn tail is no error: see :attr:`Reader.torn`.
+    """
+    name = os.fspath(path)
+    with Path(name).open("rb") as file:
+        # An empty file cannot be mapped; it fails as any other file without a header.
+        size = os.fstat(file.fileno()).st_size
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
+    try:
+        reader = Reader(name, mapping, verify)
+        with located(name):
+            _check_identity(reader.header, expect or {})
+        return reader
+    except BaseException:
+        if mapping is not None:
+            with suppress(BufferError):  # the traceback still holds views
+                mapping.close()
+        raise
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """Where the bytes go.  Token counts are sums over sequences.
+
+    values
+        Key and value numbers of all stored layers, tokens and sequences.
+    coded_values, coded_bytes
+        Numbers held by pages, and the bytes of these pages.
+    exact_bytes
+        Payloads of ROWS records.
+    coded_tokens, exact_tokens
+        Tokens in pages, and tokens kept exact beside them (for files without coded layers: all).
+    """
+
+    bytes: int
+    values: int
+    coded_values: int
+    coded_bytes: int
+    exact_bytes: int
+    tokens: int
+    coded_tokens: int
+    exact_tokens: int
+
+    @property
+    def bits_per_value(self) -> float:
+        """Every byte of the file over every value in it; 0 for a file without tokens."""
+        return 8 * self.bytes / self.values if self.values else 0.0
+
+    @property
+    def bits_per_value_coded(self) -> float:
+        """Coded pages alone; 0 where nothing is coded."""
+        return 8 * self.coded_bytes / self.coded_values if self.coded_values else 0.0
+
+
+class SequenceReader:
+    """One sequence of a file."""
+
+    def __init__(self, payload: PayloadReader, log: SequenceLog, number: int) -> None:
+        self._payload = payload
+        self.log = log
+        self.number = number
+
+    @property
+    def tokens(self) -> int:
+        return self.log.tokens
+
+    @cached_property
+    def layers(self) -> tuple[LayerReader, ...]:
+        return tuple(LayerReader(self._payload, self.log, index) for index in range(len(self._payload.header.layers)))
+
+
+class Reader:
+    """An open file; made by :func:`open`.
+
+    torn
+        The file was not closed, or lost its end: it reads as the tokens that are certainly whole.
+    indexed
+        The index was used; otherwise the records were walked.
+    """
+
+    def __init__(self, path: str, mapping: mmap.mmap | None, verify: bool) -> None:
+        self.path = path
+        self._mapping = mapping
+        self._data: Bytes | None = np.frombuffer(mapping if mapping is not None else b"", np.uint8)
+        with located(path):
+            self.header: Header = parse_header(self._data)
+            self.rules = RecordRules(self.header)
+            self.log = read_log(self._data, self.rules)
+            logs = sequences(self.log, self.rules)
+        self.torn = self.log.torn
+        self.indexed = self.log.indexed
+        self._payload = PayloadReader(path, self._data, self.rules, verify)
+        self.sequences = tuple(SequenceReader(self._payload, log, number) for number, log in enumerate(logs))
+
+    @property
+    def format_version(self) -> tuple[int, int]:
+        return VERSION
+
+    @property
+    def model(self) -> str:
+        return self.header.info.model
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.header.info.metadata
+
+    @property
+    def layers(self) -> tuple[LayerReader, ...]:
+        """Layers of sequence 0."""
+        return self.sequences[0].layers
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of sequence 0."""
+        return self.sequences[0].tokens
+
+    @property
+    def pages_checked(self) -> int:
+        """Pages whose checksum was verified so far; each is verified at most once."""
+        return self._payload.pages_checked
+
+    def accounting(self) -> Accounting:
+        """Sizes, from the record headers alone."""
+        layers, run = self.header.layers, self.rules.run
+        stored = sum(2 * layers[place].values for place in self.rules.present)
+        coded = sum(2 * layers[place].values for place in run.layers)
+        tokens = sum(sequence.tokens for sequence in self.sequences)
+        pages = [record.header.tokens for sequence in self.sequences for record in sequence.log.pages]
+        rows = [r for s in self.sequences for r in (*s.log.leading, *s.log.exact, *s.log.trailing)]
+        return Accounting(
+            bytes=self.data.size,
+            values=tokens * stored,
+            coded_values=sum(pages) * coded,
+            coded_bytes=sum(run.payload_bytes(count) - run.table_bytes(count) for count in pages),
+            exact_bytes=sum(record.header.payload_bytes for record in rows),
+            tokens=tokens,
+            coded_tokens=sum(pages),
+            exact_tokens=tokens - sum(pages),
+        )
+
+    def verify(self, progress: Callable[[int], object] | None = None) -> Iterator[Finding]:
+        """Check everything that can be checked and yield a :class:`Finding` for each thing that is wrong.
+
+        ``progress`` is called with the bytes just checked.
+        """
+        return verify(self.data, self.rules, self.log, progress)
+
+    @property
+    def data(self) -> Bytes:
+        """The mapped bytes.  Raises :class:`InputError` (``reader-closed``) after :meth:`close`."""
+        if self._data is None:
+            raise InputError(f"{self.path}: the reader is closed", code="reader-closed", path=self.path)
+        return self._data
+
+    def close(self) -> None:
+        """Unmap the file.  Arrays read from it stay valid: they are copies."""
+        self._data = None
+        self._payload.close()
+        if self._mapping is not None:
+            # An exception being handled may hold views of the mapping; it goes with the last of them.
+            with suppress(BufferError):
+                self._mapping.close()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _check_identity(header: Header, expect: Mapping[str, Any]) -> None:
+    stored = [layer for layer in header.layers if layer.storage != "absent"]
+    found: dict[str, Any] = {
+        "model": header.info.model,
+        "revision": header.info.revision,
+        "positions_start": header.info.positions_start,
+        "shard": header.info.shard,
+        "layers": len(header.layers),
+        "kv_heads": [layer.kv_heads for layer in stored],
+        "head_dim": [layer.head_dim for layer in stored],
+        "dtype": [layer.dtype for layer in stored],
+    }
+    for field, wanted in expect.items():
+        if field not in found:
+            raise InputError(
+                f"expect cannot name {field!r}; it knows {', '.join(found)}", code="expect-field", field=field
+            )
+        actual = found[field]
+        if field == "shard":
+            wanted = tuple(wanted)
+        elif isinstance(actual, list):
+            if isinstance(wanted, (list, tuple)):
+                wanted = list(wanted)
+            elif len(set(actual)) <= 1:
+                actual = actual[0] if actual else wanted
+        if actual != wanted:
+            raise IdentityError(
+                f"the file has {field} {actual!r}, expected {wanted!r}",
+                code=f"identity-{field.replace('_', '-')}",
+                field=field,
+                found=actual,
+                expected=wanted,
+            )

@@ -1,0 +1,215 @@
+"""Layers and tensors of an open file: what slices like an array and reads only what it must."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from operator import index as as_index
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ..arrays import check_dtype
+from ..errors import ChecksumError, FormatError, InputError
+from ..plan import Plan
+from .layer import KINDS, Layer
+from .located import located
+from .payload import PayloadReader
+from .records import Record
+from .scan import SequenceLog
+from .structs import PAGES
+
+if TYPE_CHECKING:
+    from ..codec import Pages
+
+
+class Piece(NamedTuple):
+    """The part of a record that a token range needs, in tokens from the record's first."""
+
+    record: Record
+    start: int
+    stop: int
+
+
+class LayerReader:
+    """One layer of one sequence.
+
+    sinks, coded_tokens, recent
+        Tokens kept exact before the pages, held by pages, kept exact after them.  Without pages the rows count as
+        sinks up to the number the file was created with; every token of an exact layer counts as recent.
+    """
+
+    def __init__(self, payload: PayloadReader, log: SequenceLog, index: int) -> None:
+        self._payload = payload
+        self.index = index
+        self.spec: Layer = payload.header.layers[index]
+        coded = self.spec.storage == "coded"
+        if self.spec.storage == "absent":
+            log = SequenceLog()
+        self.records = [*log.leading, *(log.pages if coded else log.exact), *log.trailing]
+        self._ends = [record.header.end for record in self.records]
+        self.tokens = log.tokens
+        self.coded_tokens = sum(record.header.tokens for record in log.pages) if coded else 0
+        self.sinks = 0
+        if coded:
+            leading = sum(record.header.tokens for record in log.leading)
+            self.sinks = leading if log.pages else min(leading, payload.header.sinks)
+        self.recent = self.tokens - self.sinks - self.coded_tokens
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of a coded layer, else None."""
+        return self.spec.plan
+
+    @property
+    def key(self) -> TensorReader:
+        return TensorReader(self._payload, self, "key")
+
+    @property
+    def value(self) -> TensorReader:
+        return TensorReader(self._payload, self, "value")
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the file that are this layer's: its pages and its exact rows as stored."""
+        return sum(self._payload.layer_bytes(record, self.index) for record in self.records)
+
+    def pages(self) -> Pages:
+        """All coded tokens as one copied run of pages; page 0 begins at token ``sinks``.
+
+        Raises :class:`InputError` (``layer-not-coded``) for other layers.
+        """
+        from ..codec import Pages
+        from ..page import PageLayout
+
+        if self.plan is None:
+            raise InputError(f"layer {self.index} is {self.spec.storage}, it has no pages", code="layer-not-coded")
+        records = [record for record in self.records if record.header.type == PAGES]
+        with located(self._payload.path):
+            parts = [
+                self._payload.pages(record, self.index, 0, -(-record.header.tokens // self.plan.window))
+                for record in records
+            ]
+        empty = np.zeros((0, PageLayout.of(self.plan).page_bytes), np.uint8)
+        return Pages(np.concatenate(parts) if parts else empty, self.coded_tokens)
+
+    def exact_rows(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Keys and values ``[sinks + recent, H, D]`` of all tokens outside pages, in the layer's dtype."""
+        if self.spec.storage == "absent":
+            raise InputError(f"layer {self.index} is absent from this file", code="layer-absent", layer=self.index)
+        exact = [record for record in self.records if record.header.type != PAGES]
+        shape = (0, self.spec.kv_heads, self.spec.head_dim)
+        empty = np.zeros(shape, self.spec.array_dtype)
+        with located(self._payload.path):
+            keys, values = (
+                np.concatenate([empty, *(self._payload.rows(record, self.index, kind) for record in exact)])
+                for kind in KINDS
+            )
+        return keys, values
+
+    def attend(self, query: Any, scale: float | None = None) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Attention of ``query`` ``[Q, D]`` or ``[L, Q, D]`` over all tokens, straight from pages and exact rows.
+
+        Returns what :meth:`Codec.attend` returns.  Raises :class:`InputError` (``layer-not-coded``) for layers
+        that are not coded: read those and attend as usual.
+        """
+        if self.plan is None:
+            raise InputError(
+                f"layer {self.index} is {self.spec.storage}; attention from pages needs a coded layer",
+                code="layer-not-coded",
+            )
+        result: tuple[NDArray[np.float32], NDArray[np.float32]] = self._payload.codec(self.plan).attend(
+            query, self.pages(), exact=self.exact_rows(), scale=scale
+        )
+        return result
+
+    def pieces(self, start: int, stop: int) -> Iterator[Piece]:
+        """The records that hold tokens ``start`` to ``stop``, in order, and which of their tokens are meant."""
+        for record in self.records[bisect_right(self._ends, start) :]:
+            first, end = record.header.first, record.header.end
+            if first >= stop:
+                return
+            yield Piece(record, max(start, first) - first, min(stop, end) - first)
+
+
+class TensorReader:
+    """Keys or values ``[T, H, D]`` of one layer; slices decode, everything else is free.
+
+    ``t[a:b]`` and ``t[i]`` come in the layer's dtype, ``t.read(a, b, dtype)`` in any of the three.
+    """
+
+    def __init__(self, payload: PayloadReader, layer: LayerReader, kind: str) -> None:
+        if layer.spec.storage == "absent":
+            raise InputError(f"layer {layer.index} is absent from this file", code="layer-absent", layer=layer.index)
+        self._payload = payload
+        self._layer = layer
+        self.kind = kind
+        self.shape = (layer.tokens, layer.spec.kv_heads, layer.spec.head_dim)
+        self.dtype = layer.spec.array_dtype
+
+    def read(self, start: int = 0, stop: int | None = None, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Tokens ``start`` to ``stop`` (as slices count) as a new array ``[stop - start, H, D]`` of ``dtype`` (float16,
+        bfloat16 or float32).
+
+        Touches only the pages of these tokens.  Raises :class:`ChecksumError` (``page-crc``, ``rows-crc``,
+        ``record-table``, ``container-*``) for damaged bytes.
+        """
+        start, stop, _ = slice(start, stop).indices(self.shape[0])
+        out = np.empty((max(0, stop - start), *self.shape[1:]), check_dtype(dtype))
+        done = 0
+        with located(self._payload.path):
+            for piece in self._layer.pieces(start, stop):
+                rows = self._decode(piece, out.dtype) if piece.record.header.type == PAGES else self._rows(piece)
+                out[done : done + len(rows)] = rows
+                done += len(rows)
+        return out
+
+    def __getitem__(self, item: Any) -> NDArray[Any]:
+        first, rest = (item[0], item[1:]) if isinstance(item, tuple) and item else (item, ())
+        if first is Ellipsis or isinstance(first, slice):
+            start, stop, step = (slice(None) if first is Ellipsis else first).indices(self.shape[0])
+            # The range that a step walks, forwards, then the step.
+            count = len(range(start, stop, step))
+            last = start + (count - 1) * step
+            low, high = (min(start, last), max(start, last) + 1) if count else (0, 0)
+            tokens = self.read(low, high, self.dtype)[:: step if count else 1]
+            return tokens[(first, *rest)] if first is Ellipsis and rest else tokens[(slice(None), *rest)]
+        token = as_index(first)
+        if not -self.shape[0] <= token < self.shape[0]:
+            raise IndexError(f"token {token} of {self.shape[0]}")
+        row: NDArray[Any] = self.read(token % self.shape[0], token % self.shape[0] + 1, self.dtype)[0]
+        return row[rest]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return self.read(dtype=self.dtype if dtype is None else dtype)
+
+    def _decode(self, piece: Piece, dtype: np.dtype[Any]) -> NDArray[Any]:
+        from ..codec import Pages
+
+        plan = self._layer.plan
+        assert plan is not None
+        first = piece.start // plan.window
+        last = -(-piece.stop // plan.window)
+        data = self._payload.pages(piece.record, self._layer.index, first, last)
+        before = first * plan.window
+        pages = Pages(data, min(last * plan.window, piece.record.header.tokens) - before)
+        try:
+            rows: NDArray[Any] = self._payload.codec(plan).decode_kind(
+                pages, self.kind, piece.start - before, piece.stop - before, dtype=dtype
+            )
+        except (ChecksumError, FormatError) as error:
+            token = piece.record.header.first + before + int(str(error.where["token"]))
+            where: dict[str, Any] = {**error.where, "layer": self._layer.index, "token": token}
+            raise type(error)(
+                f"the {self.kind} container of layer {self._layer.index}, token {token} is damaged or was never valid",
+                code=error.code,
+                **where,
+            ) from None
+        return rows
+
+    def _rows(self, piece: Piece) -> NDArray[Any]:
+        return self._payload.rows(piece.record, self._layer.index, self.kind)[piece.start : piece.stop]
