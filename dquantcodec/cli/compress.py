@@ -1,0 +1,225 @@
+"""``dqkv compress``: saved keys and values into a ``.dqkv`` file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+from ..profile import DEFAULT_PROFILE, PROFILES
+from .console import Console, count, size
+from .options import (
+    CommandParser,
+    add_source_options,
+    add_threads,
+    check_output,
+    check_source_options,
+    common_options,
+    layer_numbers,
+    naming,
+    not_negative,
+    threads,
+)
+from .progress import Advance, announce_compilation, progress
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..tensors import KVLayer, KVSource
+
+#: Bytes of keys and values held at once: large enough for whole pages of many layers, small beside 300 MB.
+BLOCK_BYTES = 32 << 20
+
+EPILOG = """\
+IN is a .safetensors or .npz file, a *.safetensors.index.json, or a folder of
+such files. Names as in layers.0.key, key_cache.0, past_key_values.0.key, 0.k
+are recognised; what was recognised is printed. Compressed .npz members are
+first unpacked to a temporary file. OUT is replaced if it exists, but only once
+the new file is complete and on the disk.
+
+  dqkv compress cache.safetensors cache.dqkv --model my-model
+  dqkv compress shards/ cache.dqkv --profile 1.96 --sinks 4 --exact-layers 0,1
+  dqkv compress odd.npz c.dqkv --key 'L{layer}_K' --value 'L{layer}_V'
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser: CommandParser = commands.add_parser(
+        "compress",
+        parents=[common_options()],
+        help="saved keys and values into a .dqkv file",
+        description="Compress saved keys and values (keys after RoPE) into a .dqkv file.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("file", metavar="IN", help=".safetensors, .npz, or a folder of them")
+    parser.add_argument("output", metavar="OUT", help="the .dqkv file to write")
+    parser.add_argument(
+        "--profile", choices=tuple(PROFILES), default=DEFAULT_PROFILE, help=f"bits/value and codec ({DEFAULT_PROFILE})"
+    )
+    parser.add_argument(
+        "--recent", type=not_negative, default=128, metavar="N", help="newest tokens to keep exact (128)"
+    )
+    parser.add_argument("--sinks", type=not_negative, default=0, metavar="N", help="first tokens to keep exact (0)")
+    parser.add_argument("--layers", type=layer_numbers, metavar="LIST", help="only these layers, as in 0-9,14")
+    parser.add_argument("--exact-layers", type=layer_numbers, default=[], metavar="LIST", help="layers to keep exact")
+    parser.add_argument("--model", default="", metavar="NAME", help="name of the model, kept in the file")
+    parser.add_argument("--revision", default="", metavar="NAME", help="revision of the model, kept in the file")
+    parser.add_argument(
+        "--nonfinite",
+        choices=("error", "clamp", "zero"),
+        default="error",
+        help="what to do with NaN and infinity: refuse them (error), or count them and put 0 (zero), or put 0 for NaN "
+        "and the largest finite magnitude of the same token for infinity (clamp)",
+    )
+    add_threads(parser)
+    add_source_options(parser)
+    parser.set_defaults(run=lambda args, console: run(parser, args, console))
+
+
+def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> int:
+    from ..tensors import open_source
+
+    check_source_options(parser, args)
+    check_output(args.output, args.file)
+    source = open_source(
+        args.file, key=args.key, value=args.value, layout=args.layout, layers=args.layers, bits=args.bits
+    )
+    for line in source.describe():
+        console.say(line)
+    for number in args.exact_layers:
+        source.layer(number)
+    settings = Settings(
+        profile=args.profile,
+        exact_layers=frozenset(args.exact_layers),
+        sinks=args.sinks,
+        recent=args.recent,
+        model=args.model,
+        revision=args.revision,
+        nonfinite=args.nonfinite,
+        threads=threads(args),
+    )
+    began = perf_counter()
+    replaced = encode_source(source, args.output, settings, console)
+    report(source, args.output, replaced, perf_counter() - began, args.nonfinite, console)
+    return 0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to encode: everything ``compress`` may be told beyond input and output."""
+
+    profile: str = DEFAULT_PROFILE
+    exact_layers: Collection[int] = ()
+    sinks: int = 0
+    recent: int = 128
+    model: str = ""
+    revision: str = ""
+    nonfinite: str = "error"
+    threads: int = 1
+
+
+def encode_source(source: KVSource, output: str, settings: Settings, console: Console) -> int:
+    """Write ``source`` to ``output`` block by block; returns how many NaN and infinite numbers were replaced.
+
+    The file takes its name when it is complete; an exception of any kind leaves nothing behind.
+    """
+    from ..file import create
+
+    announce_compilation(console)
+    layers = [_file_layer(layer, settings) for layer in source.layers]
+    with (
+        naming(output),
+        progress(console, "compressing", source.tokens * source.sequences * source.token_bytes) as advance,
+        create(
+            output,
+            layers,
+            sinks=settings.sinks,
+            recent=settings.recent,
+            model=settings.model,
+            revision=settings.revision,
+            metadata={"source": source.record()},
+            threads=settings.threads,
+            sequences=source.sequences,
+        ) as writer,
+    ):
+        return _copy(source, writer, settings.nonfinite, advance)
+
+
+def _file_layer(layer: KVLayer, settings: Settings) -> Any:
+    from ..file import Layer
+
+    exact = layer.number in settings.exact_layers
+    return Layer(
+        layer.kv_heads,
+        layer.head_dim,
+        layer.dtype,
+        None if exact else settings.profile,
+        "exact" if exact else "coded",
+        layer.number,
+    )
+
+
+def _copy(source: KVSource, writer: Any, policy: str, advance: Advance) -> int:
+    step = max(128, BLOCK_BYTES // source.token_bytes // 128 * 128)
+    replaced = 0
+    for sequence in range(source.sequences):
+        for start in range(0, source.tokens, step):
+            stop = min(start + step, source.tokens)
+            blocks: dict[str, list[NDArray[Any]]] = {"key": [], "value": []}
+            for layer in source.layers:
+                for kind, arrays in blocks.items():
+                    block, changed = _checked(source, layer, kind, (sequence, start, stop), policy)
+                    arrays.append(block)
+                    replaced += changed
+            writer.append(blocks["key"], blocks["value"], sequence=sequence)
+            advance((stop - start) * source.token_bytes)
+        writer.finish(sequence)  # so that only one sequence's newest tokens are ever held
+    return replaced
+
+
+def _checked(
+    source: KVSource, layer: KVLayer, kind: str, part: tuple[int, int, int], policy: str
+) -> tuple[NDArray[Any], int]:
+    """One block of one tensor without NaN or infinity, and how many were replaced."""
+    from ..tensors import find_nonfinite, replace_nonfinite
+
+    tensor = layer.tensor(kind)
+    sequence, start, stop = part
+    block = tensor.read(source.layout, sequence, start, stop)
+    if policy != "error":
+        return replace_nonfinite(block, policy)
+    if found := find_nonfinite(block):
+        raise InputError(
+            f"{found.what}; clean the tensor, or give --nonfinite=clamp or --nonfinite=zero",
+            code="input-nonfinite",
+            path=tensor.path,
+            tensor=tensor.name,
+            **({"sequence": sequence} if source.sequences > 1 else {}),
+            token=start + found.token,
+            head=found.head,
+            channel=found.channel,
+        )
+    return block, 0
+
+
+def report(source: KVSource, output: str, replaced: int, seconds: float, policy: str, console: Console) -> None:
+    """What became of the input, in two lines."""
+    from ..file import open as open_file
+
+    if replaced:
+        put = "0" if policy == "zero" else "0 for NaN, the token's largest magnitude for infinity"
+        console.result(f"replaced {replaced} number{'s' if replaced > 1 else ''} that were not finite: {put}")
+    with open_file(output) as reader:
+        sizes = reader.accounting()
+    speed = f"{seconds:.1f} s ({count(source.values / seconds)} values/s)"
+    console.say(
+        f"{output}: {size(sizes.bytes)}, {sizes.bits_per_value:.3f} bits/value, "
+        f"{16 / sizes.bits_per_value:.2f}x smaller than BF16; {speed}"
+    )
+    if not sizes.coded_tokens:
+        console.say("nothing was coded: all tokens or layers are among those to keep exact (see --recent)")
+    elif sizes.exact_tokens:
+        console.say(f"coded pages alone: {sizes.bits_per_value_coded:.3f} bits/value; the rest is kept exact")

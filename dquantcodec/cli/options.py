@@ -1,0 +1,150 @@
+"""Arguments that sub-commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import InputError
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps line breaks, and leaves room for the names of sub-commands, whose indent argparse forgets."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+        self._action_max_length = 14
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Says what is wrong about the usage in the same form as every other error."""
+
+    def __init__(self, **settings: object) -> None:
+        settings.setdefault("formatter_class", _Help)
+        super().__init__(**settings)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.exit(2, f"dqkv: error: {message} [usage]\nhelp: {self.prog} --help\n")
+
+
+def common_options() -> argparse.ArgumentParser:
+    """``--quiet`` and ``--debug``, accepted before and after the sub-command."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument(
+        "--quiet", action="store_true", default=argparse.SUPPRESS, help="print nothing but results and errors"
+    )
+    parser.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+    )
+    return parser
+
+
+def add_source_options(parser: argparse.ArgumentParser) -> None:
+    """How to find keys and values in an input."""
+    group = parser.add_argument_group("reading the input (all optional; by default it is recognised)")
+    group.add_argument("--key", metavar="PATTERN", help="names of the key tensors, as in 'cache.{layer}.K'")
+    group.add_argument("--value", metavar="PATTERN", help="names of the value tensors, as in 'cache.{layer}.V'")
+    group.add_argument(
+        "--layout",
+        choices=("BHTD", "HTD", "THD", "BTHD"),
+        type=str.upper,
+        help="axes of the tensors: B sequences, H KV heads, T tokens, D head_dim (4 axes: BHTD)",
+    )
+    group.add_argument(
+        "--bits",
+        choices=("bfloat16", "float16"),
+        help="what 16-bit integers stand for (NumPy cannot save bfloat16 by itself)",
+    )
+
+
+def check_source_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    if (args.key is None) != (args.value is None):
+        parser.error("--key and --value must be given together")
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=positive, default=None, metavar="N", help="threads to use (all cores)")
+
+
+def threads(args: argparse.Namespace) -> int:
+    """The threads to use: as asked, else as many as this process may run on."""
+    if args.threads is not None:
+        return int(args.threads)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def layer_numbers(text: str) -> list[int]:
+    """``"0-9,14"`` -> the numbers."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,6})(?:\s*-\s*(\d{1,6}))?\s*", part)
+        if not found:
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of layers such as 0-9,14")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            raise argparse.ArgumentTypeError(f"the range {part.strip()} runs backwards")
+        numbers.extend(range(first, last + 1))
+    return sorted(set(numbers))
+
+
+def token_range(text: str) -> tuple[int | None, int | None]:
+    """``"a:b"`` with either end left out or negative, as in Python."""
+    found = re.fullmatch(r"\s*(-?\d{1,13})?\s*:\s*(-?\d{1,13})?\s*", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of tokens such as 128:256, :256 or -128:")
+    return (int(found[1]) if found[1] else None, int(found[2]) if found[2] else None)
+
+
+def resolve_tokens(wanted: tuple[int | None, int | None] | None, tokens: int) -> tuple[int, int]:
+    """First token and the one after the last, of ``tokens``; :class:`InputError` if the range reaches outside."""
+    if not tokens:
+        raise InputError("the file holds no tokens", code="tokens-range")
+    start, stop = wanted or (None, None)
+    first = 0 if start is None else start + tokens if start < 0 else start
+    last = tokens if stop is None else stop + tokens if stop < 0 else stop
+    if not 0 <= first < last <= tokens:
+        shown = f"{'' if start is None else start}:{'' if stop is None else stop}"
+        raise InputError(f"tokens {shown} do not lie within the {tokens} tokens of the file", code="tokens-range")
+    return first, last
+
+
+def not_negative(text: str) -> int:
+    if not re.fullmatch(r"\d{1,13}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    number = not_negative(text)
+    if not number:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def check_output(output: str, file: str) -> None:
+    """Refuse, before any work, an output that cannot or must not be written."""
+    path = Path(output)
+    if path.is_dir():
+        raise InputError("is a folder; give the name of a file", code="is-folder", path=output)
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {path.parent} to write it to", code="not-found", path=output)
+    if path.exists() and Path(file).exists() and path.samefile(file):
+        raise InputError("input and output are the same file", code="output-is-input", path=output)
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Errors about data raised inside say ``path`` unless they know better."""
+    try:
+        yield
+    except Exception as error:
+        where = getattr(error, "where", None)
+        if isinstance(where, dict):
+            where.setdefault("path", path)
+        raise

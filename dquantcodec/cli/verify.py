@@ -1,0 +1,59 @@
+"""``dqkv verify``: every byte of a ``.dqkv`` file that can be checked."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import DQuantError
+from .console import Console, locate, paint, size
+from .options import CommandParser, common_options
+from .progress import announce_compilation, progress
+
+EPILOG = """\
+Prints one line per finding and exits with 1 if there is any. Reads and decodes
+everything: headers, records, checksums, padding, the index against the records,
+and every container.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser: CommandParser = commands.add_parser(
+        "verify",
+        parents=[common_options()],
+        help="check every byte of a .dqkv file",
+        description="Check every byte of a .dqkv file that can be checked, and decode every container.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("file", metavar="FILE", help="the .dqkv file")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    from ..file import open as open_file
+
+    announce_compilation(console)
+    findings = 0
+    total = Path(args.file).stat().st_size
+    try:
+        with open_file(args.file) as reader, progress(console, "verifying", total) as advance:
+            for finding in reader.verify(advance):
+                findings += 1
+                console.result(_line(finding.where, finding.message, finding.code, args.file))
+    except DQuantError as error:
+        # A file that cannot even be opened is one finding more, not a failure of the check.
+        findings += 1
+        console.result(_line(error.where, str(error), error.code, args.file))
+    if findings:
+        console.say(paint(f"{findings} finding{'s' if findings > 1 else ''}", "red", sys.stdout))
+        return 1
+    console.say(f"{args.file}: {paint('sound', 'green', sys.stdout)} ({size(total)} checked)")
+    return 0
+
+
+def _line(where: Mapping[str, object], message: str, code: str, file: str) -> str:
+    parts = locate(where, " ".join(message.split()), file)
+    return ": ".join(part for part in parts if part) + f" [{code}]"
