@@ -162,7 +162,8 @@ class Codec:
                     code = REASONS[int(status[part.inside][token, substream])]
                     found.append((kind, part.first_token + int(token), int(substream), code))
                 unfit = list(unfit_fields(fields, part.inside))
-                if unused_bytes(fields, part.inside.stop):
+                behind = pages.data[part.page, self.layout.bytes_for(part.tokens) :]
+                if behind.any() or unused_bytes(fields, part.tokens):
                     unfit.append((part.tokens - 1, "page-unused"))
                 found += [(kind, part.first_token + token, 0, code) for token, code in unfit]
             return found

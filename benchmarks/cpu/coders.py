@@ -1,0 +1,133 @@
+"""Entropy coders on the same symbols: ours, constriction, zstandard, and a plain copy of one byte per symbol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import zstandard
+from timing import Row, row
+
+from dquantcodec import Profile, drift, grid, letters, prefix, rans
+from dquantcodec.plan import make_plan
+from dquantcodec.profile import TILE
+
+HEADS, HEAD_DIM = 8, 128
+TOKENS = 2048
+SECTION = "coder"
+
+
+def key_symbols(profile: str) -> tuple[np.ndarray, object]:
+    """Key symbols uint8 ``[TOKENS, 1024]`` of normal values, drifted into the containers of ``profile``; its plan."""
+    plan = make_plan(Profile.named(profile), HEADS, HEAD_DIM)
+    x = np.random.default_rng(1).standard_normal((TOKENS, plan.values), dtype=np.float32)
+    position = grid.positions(x, *grid.min_max_grid(x, plan.key.levels), plan.key.levels)
+    # A few bits to spare, so that no rANS stream overflows by its rounding and every coder gets the same symbols.
+    budgets = np.full((TOKENS, plan.key.substreams), (8 * plan.key.container // plan.key.substreams - 24) * 1024)
+    return drift.drift(position, plan.key, HEAD_DIM, budgets)[0], plan
+
+
+def ours(name: str, symbols: np.ndarray, plan: object) -> Iterator[Row]:
+    stream = plan.key
+    coder = rans if stream.coder == "rans" else prefix
+    packed = letters.pack(symbols, stream, HEAD_DIM).reshape(TOKENS, stream.substreams, -1)
+    words, used = coder.encode(packed, stream)
+    assert (used <= stream.words).all()
+    decoded, status = coder.decode(words, stream, HEAD_DIM, packed.shape[2])
+    assert not status.any() and (decoded == symbols).all()
+    bits = 8 * stream.container / plan.values
+    what = f"ours {name}, containers of {stream.container} B"
+
+    def encode() -> None:
+        coder.encode(letters.pack(symbols, stream, HEAD_DIM).reshape(packed.shape), stream)
+
+    yield row(
+        SECTION, f"{what}: decode", lambda: coder.decode_levels(words, stream, HEAD_DIM, packed.shape[2]),
+        symbols.size / 1e9, "G symbols/s", bits=bits, note="any token alone in its tile of 32",
+    )  # fmt: skip
+    yield row(
+        SECTION, f"{what}: encode", encode,
+        symbols.size / 1e9, "G symbols/s", bits=bits, note="symbols to words, without drift",
+    )  # fmt: skip
+
+
+def constriction_rows(symbols: np.ndarray, levels: int) -> Iterator[Row]:
+    try:
+        import constriction
+    except ImportError:
+        return
+    counts = np.bincount(symbols.reshape(-1), minlength=levels).astype(np.float64)
+    model = constriction.stream.model.Categorical(counts / counts.sum(), perfect=False)
+    tokens = symbols[:512].astype(np.int32)
+
+    def encode() -> list[np.ndarray]:
+        coded = []
+        for token in tokens:
+            coder = constriction.stream.stack.AnsCoder()
+            coder.encode_reverse(token, model)
+            coded.append(coder.get_compressed())
+        return coded
+
+    coded = encode()
+
+    def decode() -> list[np.ndarray]:
+        return [constriction.stream.stack.AnsCoder(c).decode(model, tokens.shape[1]) for c in coded]
+
+    assert all((a == b).all() for a, b in zip(decode(), tokens, strict=True))
+    bits = 32 * sum(len(c) for c in coded) / tokens.size
+    yield row(
+        SECTION,
+        "constriction AnsCoder, one stream a token: decode",
+        decode,
+        tokens.size / 1e9,
+        "G symbols/s",
+        bits=bits,
+    )
+    yield row(
+        SECTION,
+        "constriction AnsCoder, one stream a token: encode",
+        encode,
+        tokens.size / 1e9,
+        "G symbols/s",
+        bits=bits,
+    )
+
+
+def zstd_rows(symbols: np.ndarray) -> Iterator[Row]:
+    compressor, decompressor = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
+    nibbles = (symbols[:, 0::2] | symbols[:, 1::2] << 4).astype(np.uint8)
+    whole = {"a byte a symbol": symbols.tobytes(), "two symbols a byte": nibbles.tobytes()}
+    for name, raw in whole.items():
+        frame = compressor.compress(raw)
+        bits = 8 * len(frame) / symbols.size
+        yield row(
+            SECTION, f"zstd -1, one buffer, {name}: decode", lambda f=frame: decompressor.decompress(f),
+            symbols.size / 1e9, "G symbols/s", bits=bits, note="no access to a token; pairs not taken apart",
+        )  # fmt: skip
+    per_token = {"a byte a symbol": symbols, "two symbols a byte": nibbles}
+    for name, rows in per_token.items():
+        raws = [r.tobytes() for r in rows[:512]]
+        frames = [compressor.compress(r) for r in raws]
+        count = 512 * symbols.shape[1]
+        bits = 8 * sum(map(len, frames)) / count
+        yield row(
+            SECTION, f"zstd -1, one frame a token, {name}: decode",
+            lambda f=frames: [decompressor.decompress(x) for x in f], count / 1e9, "G symbols/s", bits=bits,
+        )  # fmt: skip
+        yield row(
+            SECTION, f"zstd -1, one frame a token, {name}: encode",
+            lambda r=raws: [compressor.compress(x) for x in r], count / 1e9, "G symbols/s", bits=bits,
+        )  # fmt: skip
+
+
+def rows() -> Iterator[Row]:
+    symbols, plan = key_symbols("2.26")
+    yield from ours("prefix (2.26)", symbols, plan)
+    rans_plan = make_plan(replace(Profile.named("paper-2.26"), substreams=1), HEADS, HEAD_DIM)
+    yield from ours("rans (paper-2.26)", symbols, rans_plan)
+    yield from constriction_rows(symbols, plan.key.levels)
+    yield from zstd_rows(symbols)
+    out = np.empty_like(symbols)
+    yield row(SECTION, "memcpy, a byte a symbol", lambda: np.copyto(out, symbols), symbols.size / 1e9, "G symbols/s")
+    assert TOKENS % TILE == 0

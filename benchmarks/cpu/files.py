@@ -1,0 +1,83 @@
+"""Files in the page cache: the layer that moves pages with checksums, and the command end to end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+from timing import Row, row
+
+import dquantcodec as dq
+from dquantcodec.file.structs import crc32c
+
+SECTION = "file"
+LAYERS, HEADS, DIM, TOKENS = 8, 8, 128, 2048
+
+
+def rows(all_threads: int) -> Iterator[Row]:
+    rng = np.random.default_rng(0)
+    layers = [dq.Layer(kv_heads=HEADS, head_dim=DIM, dtype="float16")] * LAYERS
+    keys, values = (
+        [rng.standard_normal((TOKENS, HEADS, DIM), dtype=np.float32).astype(np.float16) for _ in range(LAYERS)]
+        for _ in range(2)
+    )
+    total = 2 * LAYERS * keys[0].size
+    with tempfile.TemporaryDirectory() as folder:
+        path, source, back = (Path(folder) / name for name in ("cache.dqkv", "cache.safetensors", "back.safetensors"))
+        with dq.create(path, layers, recent=0) as out:
+            out.append(keys, values)
+        page = np.fromfile(path, np.uint8)
+        yield row(SECTION, "CRC32C of the file's bytes", lambda: crc32c(page), page.nbytes / 1e9, "GB/s")
+
+        def read_pages() -> None:
+            with dq.open(path) as cache:
+                for layer in cache.layers:
+                    layer.pages()
+
+        yield row(SECTION, "read all pages, CRC checked", read_pages, page.nbytes / 1e9, "GB/s")
+        with dq.open(path) as cache:
+            stored = [layer.pages() for layer in cache.layers]
+
+        class Stored:
+            """Gives pages that were encoded before, so that only the file layer is timed."""
+
+            def __init__(self, pages: dq.Pages) -> None:
+                self.pages, self.at = pages.data, 0
+
+            def encode(self, rows: np.ndarray, _values: np.ndarray) -> dq.Pages:
+                taken = self.pages[self.at : self.at + len(rows) // 128]
+                self.at += len(taken)
+                return dq.Pages(taken, len(rows))
+
+        def write_pages() -> None:
+            with dq.create(path.with_suffix(".copy"), layers, recent=0) as out:
+                out._codecs = [Stored(pages) for pages in stored]
+                out.append(keys, values)
+
+        yield row(
+            SECTION, "write all pages, with CRC and fsync", write_pages, page.nbytes / 1e9, "GB/s",
+            note="buffers the rows as always; pages were encoded before",
+        )  # fmt: skip
+        tensors = {}
+        for i in range(LAYERS):
+            tensors[f"layers.{i}.key"] = keys[i].transpose(1, 0, 2)[None].copy()
+            tensors[f"layers.{i}.value"] = values[i].transpose(1, 0, 2)[None].copy()
+        save_file(tensors, source)
+
+        def command(*arguments: object) -> None:
+            subprocess.run([sys.executable, "-m", "dquantcodec", *map(str, arguments)], check=True, capture_output=True)
+
+        for threads in dict.fromkeys((1, all_threads)):
+            for name, arguments in (
+                ("compress", ("compress", source, path, "--recent", 0)),
+                ("decompress", ("decompress", path, back)),
+            ):
+                yield row(
+                    SECTION, f"dqkv {name}, whole process", lambda a=arguments, t=threads: command(*a, "--threads", t),
+                    total / 1e6, "M values/s", threads, repeats=3, note="start of Python included",
+                )  # fmt: skip

@@ -1,0 +1,188 @@
+"""``dqkv info``, ``verify``, ``--help``, ``--version``: what they print, and what they do not load."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from dquantcodec.cli.main import main
+
+
+def cache(shape: tuple[int, ...] = (1, 2, 300, 64), layers: tuple[int, ...] = (0, 1)) -> dict[str, Any]:
+    rng = np.random.default_rng(7)
+    return {
+        f"layers.{layer}.{kind}": rng.standard_normal(shape).astype(np.float16)
+        for layer in layers
+        for kind in ("key", "value")
+    }
+
+
+def run(*argv: object) -> int:
+    return main([str(arg) for arg in argv])
+
+
+@pytest.fixture
+def coded(tmp_path: Path) -> Path:
+    save_file(cache((2, 2, 300, 64), (0, 1, 5)), tmp_path / "in.safetensors")
+    options = ["--sinks", 4, "--recent", 100, "--model", "toy", "--exact-layers", 5]
+    assert run("compress", "--quiet", tmp_path / "in.safetensors", tmp_path / "x.dqkv", *options) == 0
+    return tmp_path / "x.dqkv"
+
+
+def python(*argv: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, argv)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_json(coded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("info", coded, "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {
+        key: facts[key] for key in ("profile", "layers", "sequences", "tokens", "kv_heads", "head_dim", "model")
+    } == {
+        "profile": "2.26",
+        "layers": 3,
+        "sequences": 2,
+        "tokens": 300,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "model": "toy",
+    }
+    assert facts["format_version"].count(".") == 1
+    assert facts["bytes"] == coded.stat().st_size
+    assert facts["values"] == 2 * 2 * 3 * 300 * 128
+    assert facts["bits_per_value"] == pytest.approx(8 * facts["bytes"] / facts["values"])
+    assert 2 < facts["bits_per_value_coded"] < 3.5 < facts["bits_per_value"]
+    assert facts["names"] == {"key": "layers.{layer}.key", "value": "layers.{layer}.value"}
+    assert facts["layout"] == "BHTD"
+
+
+def test_differing_layers_are_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({**cache(), **cache((1, 4, 300, 32), (2,))}, tmp_path / "in.safetensors")
+    assert run("compress", "--quiet", tmp_path / "in.safetensors", tmp_path / "x.dqkv") == 0
+    assert run("info", tmp_path / "x.dqkv", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["kv_heads"] == [2, 2, 4]
+    assert facts["head_dim"] == [64, 64, 32]
+
+
+def test_text_for_people(coded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("info", coded) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"file        {coded}" in lines
+    assert "layers      3 (0-1, 5)" in lines
+    assert "            kept exact: 5" in lines
+    assert "length      2 sequences of 300 tokens; exact: 4 first and 100 newest" in lines
+    assert "geometry    2 KV heads of 64, float16" in lines
+    assert "\x1b" not in "".join(lines)
+
+
+def test_verify_says_sound(coded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("verify", coded) == 0
+    assert capsys.readouterr().out.startswith(f"{coded}: sound (")
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.97])
+def test_verify_finds_a_changed_byte(coded: Path, capsys: pytest.CaptureFixture[str], share: float) -> None:
+    data = bytearray(coded.read_bytes())
+    data[int(len(data) * share)] ^= 0x10
+    coded.write_bytes(data)
+    assert run("verify", coded) == 1
+    *findings, last = capsys.readouterr().out.splitlines()
+    assert findings
+    assert all(line.startswith(f"{coded}: ") and line.endswith("]") for line in findings)
+    assert last == f"{len(findings)} finding{'s' if len(findings) > 1 else ''}"
+
+
+HEAVY = ("numba", "llvmlite", "safetensors", "tqdm")
+
+
+@pytest.mark.parametrize(
+    ("argv", "absent"),
+    [
+        (("--help",), (*HEAVY, "numpy", "zstandard")),
+        (("--version",), (*HEAVY, "numpy", "zstandard")),
+        (("compress", "--help"), (*HEAVY, "numpy", "zstandard")),
+        (("info", "FILE"), HEAVY),
+        (("info", "FILE", "--json"), HEAVY),
+    ],
+)
+def test_light_commands_load_no_heavy_package(coded: Path, argv: tuple[str, ...], absent: tuple[str, ...]) -> None:
+    script = (
+        "import sys\n"
+        "from dquantcodec.cli.main import main\n"
+        "try:\n"
+        "    main(sys.argv[1:])\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        f"loaded = [name for name in {absent!r} if name in sys.modules]\n"
+        "sys.exit(f'loaded: {loaded}' if loaded else 0)\n"
+    )
+    result = python("-c", script, *(str(coded) if arg == "FILE" else arg for arg in argv))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+
+
+def test_the_package_runs_as_a_module() -> None:
+    import dquantcodec
+
+    result = python("-m", "dquantcodec", "--version")
+    assert (result.returncode, result.stdout) == (0, f"dqkv {dquantcodec.__version__}\n")
+    result = python("-m", "dquantcodec", "--help")
+    assert all(
+        f"  {name} " in result.stdout for name in ("demo", "compress", "decompress", "info", "verify", "compare")
+    )
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["demo", "compress", "decompress", "info", "verify", "compare"])
+def test_every_command_has_help_that_fits_a_terminal(command: str) -> None:
+    result = python("-m", "dquantcodec", command, "--help", COLUMNS="80")
+    assert result.returncode == 0
+    assert max(len(line) for line in result.stdout.splitlines()) <= 82
+
+
+def test_a_reader_that_has_gone_is_no_traceback(coded: Path) -> None:
+    script = (
+        "import os, subprocess, sys\n"
+        "run = subprocess.Popen([sys.executable, '-m', 'dquantcodec', 'info', sys.argv[1]],\n"
+        "                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)\n"
+        "run.stdout.close()\n"
+        "sys.stdout.write(run.stderr.read().decode())\n"
+        "run.wait()\n"
+    )
+    assert python("-c", script, coded).stdout == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize(
+    ("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_colour_is_for_terminals_that_want_it(coded: Path, environment: dict[str, str], coloured: bool) -> None:
+    import pty
+
+    outer, inner = pty.openpty()
+    clean = {name: text for name, text in os.environ.items() if name not in ("NO_COLOR", "TERM")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dquantcodec", "info", str(coded)],
+        stdout=inner,
+        env={**clean, "TERM": "xterm", **environment},
+    )
+    os.close(inner)
+    assert process.wait() == 0
+    text = os.read(outer, 1 << 16)
+    os.close(outer)
+    assert (b"\x1b[" in text) == coloured

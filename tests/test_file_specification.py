@@ -1,0 +1,330 @@
+"""A second reader, written from ``formats/dqkv.md`` alone, gets the same bits out of a file as the library.
+
+Slow and plain on purpose: nothing here is shared with the library, and every function is one clause.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import zstandard
+from file_support import tensors, write
+
+import dquantcodec.file as dqkv
+from dquantcodec.file import Layer
+from dquantcodec.profile import Profile, StreamProfile
+
+F32 = np.float32
+DTYPES = {1: np.dtype(ml_dtypes.bfloat16), 2: np.dtype("<f2"), 3: np.dtype("<f4")}
+
+
+def align(x: int, k: int) -> int:
+    return -(-x // k) * k
+
+
+def crc32c(data: bytes) -> int:
+    """Clause 1, bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def read_header(data: bytes) -> dict[str, Any]:
+    """Clause 3."""
+    assert data[:8] == bytes.fromhex("8944514B0D0A1A0A") and struct.unpack_from("<HH", data, 8) == (0, 9)
+    (size,) = struct.unpack_from("<I", data, 12)
+    assert crc32c(data[:124] + data[128:size]) == struct.unpack_from("<I", data, 124)[0]
+    layers, _, profiles, tables, signs = struct.unpack_from("<5I", data, 48)
+    profiles_at, layers_at, tables_at, signs_at, json_at, json_bytes = struct.unpack_from("<6I", data, 76)
+    stored_tables, at = [], tables_at
+    for _ in range(tables):
+        letters, precision = struct.unpack_from("<II", data, at)
+        stored_tables.append(list(struct.unpack_from(f"<{letters}H", data, at + 8)))
+        assert sum(stored_tables[-1]) == 2**precision and min(stored_tables[-1]) > 0
+        at += align(8 + 2 * letters, 8)
+    assert at == signs_at
+    stored_signs = []
+    for _ in range(signs):
+        (bits,) = struct.unpack_from("<I", data, at)
+        stored_signs.append([-1 if data[at + 8 + i // 8] >> i % 8 & 1 else 1 for i in range(bits)])
+        at += 8 + align(-(-bits // 8), 8)
+    assert at == json_at and align(json_at + json_bytes, 4096) == size
+    plans = []
+    for number in range(profiles):
+        at = profiles_at + 192 * number
+        plan: dict[str, Any] = dict(zip(("H", "D", "W"), struct.unpack_from("<III", data, at)))
+        for kind, base in (("key", at + 64), ("value", at + 128)):
+            coder, _, _, k, m, p, s, mean = struct.unpack_from("<8B", data, base)
+            words, table, _, _, vector = struct.unpack_from("<HHBBH", data, base + 8)
+            plan[kind] = {
+                "coder": coder, "k": k, "M": m, "p": p, "S": s, "mean": mean, "words": words,
+                "f": stored_tables[table],
+            }  # fmt: skip
+            plan["signs"] = np.array(stored_signs[vector], F32).reshape(plan["H"], plan["D"])
+        plans.append(plan)
+    entries = []
+    for number in range(layers):
+        storage, dtype, profile, h, d, _ = struct.unpack_from("<BBHIII", data, layers_at + 32 * number)
+        plan = plans[profile] if storage == 1 else {}
+        entries.append({"storage": storage, "dtype": DTYPES[dtype], "H": h, "D": d, "plan": plan})
+    return {"size": size, "layers": entries}
+
+
+def read_file(data: bytes) -> list[dict[str, list[Any]]]:
+    """Clauses 2, 4.3 and 4.4: per layer and kind, float32 rows of all records in order."""
+    header = read_header(data)
+    layers = header["layers"]
+    out: list[dict[str, list[Any]]] = [{"key": [], "value": []} for _ in layers]
+    coded = [i for i, layer in enumerate(layers) if layer["storage"] == 1]
+    offset = header["size"]
+    while offset < len(data):
+        assert data[offset : offset + 4] == b"DQKR"
+        kind, _, payload, _, tokens, _, _, flags = struct.unpack_from("<HHQQIIII", data, offset + 4)
+        assert crc32c(data[offset : offset + 60]) == struct.unpack_from("<I", data, offset + 60)[0]
+        (table_crc,) = struct.unpack_from("<I", data, offset + 52)
+        body = data[offset + 64 : offset + 64 + payload]
+        if kind == 1:
+            window = layers[coded[0]]["plan"]["W"]
+            count = -(-tokens // window)
+            at = align(4 * len(coded) * count, 64)
+            assert crc32c(body[:at]) == table_crc
+            crcs = iter(struct.unpack_from(f"<{len(coded) * count}I", body))
+            for i in coded:
+                for w in range(count):
+                    used = min(window, tokens - w * window)
+                    size = page_sizes(layers[i]["plan"])[0] + -(-used // 32) * page_sizes(layers[i]["plan"])[1]
+                    page = body[at : at + size]
+                    assert crc32c(page) == next(crcs)
+                    for name, rows in read_page(page, layers[i]["plan"], used).items():
+                        out[i][name].append(rows)
+                    at += size
+            assert at == payload
+        elif kind == 2:
+            stored = [
+                i for i, layer in enumerate(layers) if layer["storage"] == 2 or (not flags and layer["storage"] == 1)
+            ]
+            at = align(32 * len(stored), 64)
+            for j, (i, name) in enumerate((i, name) for i in stored for name in ("key", "value")):
+                encoding, crc, size = struct.unpack_from("<B3xIQ", body, 16 * j)
+                assert crc32c(body[at : at + size]) == crc
+                out[i][name].append(read_rows(body[at : at + size], encoding, tokens, layers[i]))
+                at += align(size, 64)
+            assert at == payload
+        offset = align(offset + 64 + payload, 4096)
+    return out
+
+
+def read_rows(block: bytes, encoding: int, tokens: int, layer: dict[str, Any]) -> Any:
+    """Clause 7."""
+    values, size = tokens * layer["H"] * layer["D"], layer["dtype"].itemsize
+    if encoding == 1:
+        lengths = struct.unpack_from(f"<{size}I", block)
+        raw, at = bytearray(values * size), 4 * size
+        for b, length in enumerate(lengths):
+            plane = block[at : at + length]
+            raw[b::size] = plane if length == values else zstandard.ZstdDecompressor().decompress(plane)
+            at += length
+        block = bytes(raw)
+    return np.frombuffer(block, layer["dtype"]).reshape(tokens, layer["H"], layer["D"]).astype(F32)
+
+
+def page_sizes(plan: dict[str, Any]) -> tuple[int, int]:
+    """Clause 5.1: head and tile."""
+    means = sum(2 * plan["H"] + plan["H"] * plan["D"] for kind in ("key", "value") if plan[kind]["mean"])
+    return align(4 + means, 64), sum(32 * container(plan[kind]) + 128 for kind in ("key", "value"))
+
+
+def container(stream: dict[str, Any]) -> int:
+    return int(stream["S"] * stream["words"] * (2 if stream["coder"] == 1 else 4))
+
+
+def read_page(page: bytes, plan: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """Clauses 5 and 6.4."""
+    h, d = plan["H"], plan["D"]
+    head, tile = page_sizes(plan)
+    out = {}
+    mean_at, words_at = 4, 0
+    for kind, exponent_at in (("key", 0), ("value", 2)):
+        stream = plan[kind]
+        (exponent,) = struct.unpack_from("<h", page, exponent_at)
+        mean = np.zeros((h, d), F32)
+        if stream["mean"]:
+            scale = np.frombuffer(page, "<f2", h, mean_at).astype(F32)
+            mean = scale[:, None] * np.frombuffer(page, np.int8, h * d, mean_at + 2 * h).reshape(h, d).astype(F32)
+            mean_at += 2 * h + h * d
+        rows = np.zeros((tokens, h, d), F32)
+        for t in range(tokens):
+            base = head + t // 32 * tile + words_at
+            width = 2 if stream["coder"] == 1 else 4
+            symbols: list[int] = []
+            for j in range(stream["S"]):
+                words = [
+                    int.from_bytes(page[at : at + width], "little")
+                    for at in (base + width * ((j * stream["words"] + w) * 32 + t % 32) for w in range(stream["words"]))
+                ]
+                letters = h // stream["S"] * -(-d // stream["k"])
+                coded = (
+                    read_rans(words, stream, letters) if stream["coder"] == 1 else read_prefix(words, stream, letters)
+                )
+                symbols += to_symbols(coded, stream, d)
+            offset, scale = np.frombuffer(page, "<f2", 2, base + 32 * container(stream) + 4 * (t % 32)).astype(F32)
+            y = (offset + scale * np.array(symbols, F32)).reshape(h, d)
+            if stream["mean"]:
+                y = y + mean
+            rows[t] = rotate_back(y) * plan["signs"]
+        out[kind] = np.ldexp(rows.astype(np.float64), exponent).astype(F32)
+        words_at += 32 * container(stream) + 128
+    return out
+
+
+def read_rans(words: list[int], stream: dict[str, Any], letters: int) -> list[int]:
+    """Clause 6.2."""
+    f, p = stream["f"], stream["p"]
+    slots = [letter for letter, count in enumerate(f) for _ in range(count)]
+    c = [sum(f[:letter]) for letter in range(len(f))]
+    x, following, out = words[0] << 16 | words[1], 2, []
+    for _ in range(letters):
+        slot = x % 2**p
+        letter = slots[slot]
+        x = f[letter] * (x >> p) + slot - c[letter]
+        if x < 65536:
+            x, following = x << 16 | words[following], following + 1
+        out.append(letter)
+    assert x == 65536 and not any(words[following:])
+    return out
+
+
+def read_prefix(words: list[int], stream: dict[str, Any], letters: int) -> list[int]:
+    """Clause 6.3."""
+    lengths = [stream["p"] - (count.bit_length() - 1) for count in stream["f"]]
+    codes, code, before = {}, 0, 0
+    for number, letter in enumerate(sorted(range(len(lengths)), key=lambda i: (lengths[i], i))):
+        code = (code + 1 if number else 0) << (lengths[letter] - before)
+        before = lengths[letter]
+        codes[f"{code:0{before}b}"] = letter
+    bits = "".join(f"{word:032b}"[::-1] for word in words)
+    at, out = 1, []
+    for _ in range(letters):
+        length = next(n for n in range(1, 16) if bits[at : at + n] in codes)
+        out.append(codes[bits[at : at + length]])
+        at += length
+    assert bits[0] == "0" and "1" not in bits[at:]
+    return out
+
+
+def to_symbols(letters: list[int], stream: dict[str, Any], d: int) -> list[int]:
+    """Clause 6.1."""
+    out: list[int] = []
+    head: list[int] = []
+    for letter in letters:
+        head += [letter // stream["M"] ** i % stream["M"] for i in range(stream["k"])]
+        if len(head) >= d:
+            out += head[:d]
+            head = []
+    return out
+
+
+PALEY = {3: (11, 1), 5: (19, 1), 7: (13, 2), 9: (17, 2), 11: (43, 1), 15: (59, 1)}
+
+
+def rotate_back(y: Any) -> Any:
+    """Clause 6.5 without the signs; ``y`` is float32 ``[H, D]``."""
+    out = y.copy()
+    d, start = y.shape[1], 0
+    while start < d:
+        order = max(n for n in range(1, d - start + 1) if odd_part(n) == 1 or (odd_part(n) in PALEY and n % 4 == 0))
+        base = paley(odd_part(order))
+        run = order // len(base)
+        for row in out[:, start : start + order]:
+            h = 1
+            while h < run:
+                for i in range(0, order, 2 * h):
+                    for j in range(i, i + h):
+                        row[j], row[j + h] = row[j] + row[j + h], row[j] - row[j + h]
+                h *= 2
+            if len(base) > 1:
+                for c in range(run):
+                    u = row[c::run].copy()
+                    for i in range(len(base)):
+                        total = F32(base[0][i]) * u[0]
+                        for k in range(1, len(base)):
+                            total = total + F32(base[k][i]) * u[k]
+                        row[i * run + c] = total
+            row *= F32(1 / np.sqrt(np.float64(order)))
+        start += order
+    return out
+
+
+def odd_part(n: int) -> int:
+    return n // (n & -n)
+
+
+def paley(r: int) -> Any:
+    if r == 1:
+        return np.ones((1, 1), int)
+    q, construction = PALEY[r]
+    squares = {a * a % q for a in range(1, q)}
+    c = np.zeros((q + 1, q + 1), int)
+    c[0, 1:] = 1
+    c[1:, 0] = -1 if construction == 1 else 1
+    for i in range(q):
+        for j in range(q):
+            a = (j - i) % q
+            c[1 + i, 1 + j] = 0 if a == 0 else 1 if a in squares else -1
+    one = np.eye(q + 1, dtype=int)
+    if construction == 1:
+        return c + one
+    return np.kron(c, [[1, 1], [1, -1]]) + np.kron(one, [[1, -1], [-1, -1]])
+
+
+def test_checksum() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+
+
+@pytest.mark.parametrize("r", sorted(PALEY))
+def test_paley_matrices(r: int) -> None:
+    p = paley(r)
+    assert len(p) == 4 * r and (p @ p.T == 4 * r * np.eye(4 * r)).all()
+
+
+BOTH_MEANS = Profile(
+    key=StreamProfile(5, 600, "rans", precision=11, letter=2, mean=True),
+    value=StreamProfile(4, 500, precision=9, letter=3, mean=True),
+    window=64,
+    substreams=4,
+    name="both means",
+)
+
+
+@pytest.mark.parametrize(
+    ("layers", "factor"),
+    [
+        ([Layer(2, 64, "bfloat16", "2.26"), Layer(1, 3, "float32", storage="exact"), Layer(1, 1, storage="absent")], 1),
+        ([Layer(3, 40, "float16", "paper-2.26"), Layer(3, 40, "float16", "paper-1.96")], 1),
+        ([Layer(1, dim, "float32", BOTH_MEANS) for dim in (1, 7, 12, 80, 100)], 1),
+        ([Layer(1, dim, "float32", BOTH_MEANS) for dim in (28, 36, 44, 60)], 1e9),
+    ],
+    ids=["prefix", "rans", "both-means", "odd-orders"],
+)
+def test_the_specification_is_enough(tmp_path: Path, layers: list[Layer], factor: float) -> None:
+    pairs = tensors(layers, 150)
+    if factor != 1:
+        pairs = [tuple(array * np.float32(factor) for array in pair) for pair in pairs]  # type: ignore[misc, union-attr]
+    data = write(tmp_path / "x.dqkv", layers, pairs, sinks=3, recent=9, _record_target=1)
+    mine = read_file(data)
+    with dqkv.open(tmp_path / "x.dqkv") as reader:
+        for place, layer in enumerate(layers):
+            if layer.storage == "absent":
+                continue
+            for kind in ("key", "value"):
+                theirs = getattr(reader.layers[place], kind).read()
+                rows = np.concatenate(mine[place][kind])
+                assert rows.tobytes() == theirs.tobytes()
