@@ -31,13 +31,17 @@ START = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class RansTable:
-    """``step`` uint32 ``[letters]``: ``f << 16 | c`` for the encoder.
+    """For the encoder, per letter: ``step`` uint32 ``f << 16 | c``, and ``reciprocal`` uint64 ``2**(32 + p) / f``,
+    rounded up.
 
+    ``x * reciprocal >> (32 + p)`` is ``x // f`` for every state below ``f * 2**(32 - p)``: the rounding adds less
+    than ``x / 2**(32 + p) < 1 / f`` to the quotient, and the product stays below 2**64 because ``f < 2**p``.
     For the decoder, per slot: ``advance`` uint32 ``[2**p]``: ``f << 16 | slot - c``, and ``fields`` uint16
     ``[2**p]``: the letter's symbols.
     """
 
     step: NDArray[np.uint32]
+    reciprocal: NDArray[np.uint64]
     advance: NDArray[np.uint32]
     fields: NDArray[np.uint16]
 
@@ -50,6 +54,7 @@ def rans_table(plan: StreamPlan) -> RansTable:
     slots = np.arange(1 << plan.precision, dtype=np.uint32)
     return RansTable(
         step=(f << np.uint32(16)) | cumulative,
+        reciprocal=np.array([-(-(1 << 32 + plan.precision) // int(v)) for v in f], np.uint64),
         advance=(f[letter_of] << np.uint32(16)) | (slots - cumulative[letter_of]),
         fields=letter_table(plan, plan.letter).fields[letter_of],
     )
@@ -64,7 +69,8 @@ def encode(letters: NDArray[np.uint16], plan: StreamPlan) -> tuple[NDArray[np.ui
     tokens, substreams, _ = letters.shape
     words = np.zeros((-(-tokens // TILE), substreams, plan.words, TILE), np.uint16)
     used = np.empty((tokens, substreams), np.int32)
-    encode_tiles(letters, rans_table(plan).step, plan.precision, words, used)
+    table = rans_table(plan)
+    encode_tiles(letters, table.step, table.reciprocal, plan.precision, words, used)
     return words, used
 
 
@@ -97,38 +103,54 @@ def decode_levels(
     return levels, status
 
 
+@inlined
+def push_letter(x, step, reciprocal, p, pending, at):
+    """The state after one more letter, and where the next word goes; a word is kept only if the index moves on."""
+    f = np.uint32(step >> np.uint32(16))
+    pending[at] = np.uint16(x & np.uint32(0xFFFF))
+    # x >= f * 2**(32 - p), without its overflow.
+    full = np.uint32(x >> (np.uint32(32) - p)) >= f
+    at = at + 1 if full else at
+    x = np.uint32(x >> np.uint32(16)) if full else x
+    q = np.uint32((np.uint64(x) * reciprocal) >> np.uint64(np.uint32(32) + p))
+    return np.uint32(x + np.uint32(q * np.uint32((np.uint32(1) << p) - f)) + (step & np.uint32(0xFFFF))), at
+
+
 @kernel
-def encode_tiles(letters, step, precision, words, used):
+def encode_tiles(letters, step, reciprocal, precision, words, used):
     p = np.uint32(precision)
-    low = np.uint32(0xFFFF)
-    sixteen = np.uint32(16)
-    limit = np.uint32(32 - precision)
-    tile = np.int64(words.shape[3])
+    substreams, count = letters.shape[1:]
+    tile = words.shape[3]
     capacity = words.shape[2]
-    count = letters.shape[2]
-    pending = np.empty(count, np.uint16)
-    for t in range(letters.shape[0]):
-        for j in range(letters.shape[1]):
-            x = np.uint32(65536)
-            emitted = 0
-            for i in range(count - 1, -1, -1):
-                s = step[letters[t, j, i]]
-                f = np.uint32(s >> sixteen)
-                c = np.uint32(s & low)
-                # x >= f * 2**(32 - p) without the overflow at f = 2**p.
-                if np.uint32(x >> limit) >= f:
-                    pending[emitted] = np.uint16(x & low)
-                    emitted += 1
-                    x = np.uint32(x >> sixteen)
-                q = np.uint32(x // f)
-                x = np.uint32(np.uint32(q << p) + np.uint32(x - np.uint32(q * f)) + c)
-            used[t, j] = emitted + 2
-            if emitted + 2 <= capacity:
+    streams = letters.reshape(-1, count)
+    needed = used.reshape(-1)
+    pending = np.empty((4, count + 1), np.uint16)
+    state = np.empty(4, np.uint32)
+    emitted = np.empty(4, np.int64)
+    for first in range(0, streams.shape[0], 4):
+        # Four streams in lockstep hide the latency of the multiplications; a short last group repeats its last one.
+        last = streams.shape[0] - 1
+        a, b = streams[first], streams[min(first + 1, last)]
+        c, d = streams[min(first + 2, last)], streams[min(first + 3, last)]
+        w = x = y = z = np.uint32(65536)
+        at_w = at_x = at_y = at_z = 0
+        for i in range(count - 1, -1, -1):
+            e, f, g, h = a[i], b[i], c[i], d[i]
+            w, at_w = push_letter(w, step[e], reciprocal[e], p, pending[0], at_w)
+            x, at_x = push_letter(x, step[f], reciprocal[f], p, pending[1], at_x)
+            y, at_y = push_letter(y, step[g], reciprocal[g], p, pending[2], at_y)
+            z, at_z = push_letter(z, step[h], reciprocal[h], p, pending[3], at_z)
+        state[0], state[1], state[2], state[3] = w, x, y, z
+        emitted[0], emitted[1], emitted[2], emitted[3] = at_w, at_x, at_y, at_z
+        for k in range(min(4, streams.shape[0] - first)):
+            t, j = (first + k) // substreams, (first + k) % substreams
+            needed[first + k] = emitted[k] + 2
+            if emitted[k] + 2 <= capacity:
                 column = words[t // tile, j, :, t % tile]
-                column[0] = np.uint16(x >> sixteen)
-                column[1] = np.uint16(x & low)
-                for w in range(emitted):
-                    column[2 + w] = pending[emitted - 1 - w]
+                column[0] = np.uint16(state[k] >> np.uint32(16))
+                column[1] = np.uint16(state[k] & np.uint32(0xFFFF))
+                for i in range(emitted[k]):
+                    column[2 + i] = pending[k, emitted[k] - 1 - i]
 
 
 @inlined

@@ -448,3 +448,17 @@ def test_a_stream_that_asks_for_far_more_words_than_there_are_is_read_to_its_end
         assert symbols.shape == (TILE, 16384)
         assert symbols.max() <= 3
         assert (status == OVERRUN).all()
+
+
+@pytest.mark.parametrize("precision", [8, 11, 12, 13, 15])
+def test_reciprocals_divide_every_reachable_state_exactly(precision: int) -> None:
+    slots = 1 << precision
+    random = np.random.default_rng(precision).integers(1, slots, 40).tolist()
+    for f in sorted({1, 2, 3, 7, slots // 2, slots - 2, slots - 1, *random}):
+        reciprocal = -(-(1 << 32 + precision) // f)
+        most = (f << 32 - precision) - 1
+        quotients = {1, 2, 3, most // f, most // f - 1, *np.linspace(1, most // f, 50).astype(int).tolist()}
+        for x in {x for q in quotients for x in (q * f - 1, q * f, q * f + f - 1)} | {most, 1 << 16}:
+            if x <= most:
+                assert x * reciprocal < 1 << 64
+                assert x * reciprocal >> 32 + precision == x // f
