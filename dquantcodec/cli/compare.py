@@ -18,7 +18,7 @@ from .options import (
     layer_numbers,
     naming,
 )
-from .progress import announce_compilation, progress
+from .progress import coder_of, prepare_kernels, progress
 
 if TYPE_CHECKING:
     from ..compare import LayerQuality
@@ -117,9 +117,10 @@ def measure(
     repeats: int = 1,
 ) -> list[LayerQuality]:
     """One row per layer of ``source``."""
+    from ..warm import DECODE, ENCODE
     from .measure import Subject, measure_layer
 
-    announce_compilation(console)
+    prepare_kernels(console, (*ENCODE[:1], *DECODE), coder_of(reader))
     numbers = present_layers(reader)
     total = source.tokens * source.sequences * source.token_bytes
     with progress(console, "comparing", total) as advance:

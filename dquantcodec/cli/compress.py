@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..profile import DEFAULT_PROFILE, PROFILES
+from ..profile import DEFAULT_PROFILE, PROFILES, Profile
 from .console import Console, count, size
 from .options import (
     CommandParser,
@@ -23,7 +23,7 @@ from .options import (
     not_negative,
     threads,
 )
-from .progress import Advance, announce_compilation, progress
+from .progress import Advance, prepare_kernels, progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -127,8 +127,9 @@ def encode_source(source: KVSource, output: str, settings: Settings, console: Co
     The file takes its name when it is complete; an exception of any kind leaves nothing behind.
     """
     from ..file import create
+    from ..warm import ENCODE
 
-    announce_compilation(console)
+    prepare_kernels(console, ENCODE, Profile.named(settings.profile).key.coder)
     layers = [_file_layer(layer, settings) for layer in source.layers]
     with (
         naming(output),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError, TruncatedError
 from .console import Console, count, size
 from .options import CommandParser, check_output, common_options, layer_numbers, naming, resolve_tokens, token_range
-from .progress import Advance, announce_compilation, progress
+from .progress import Advance, coder_of, prepare_kernels, progress
 
 if TYPE_CHECKING:
     from ..tensors import OutputTensor, SafetensorsWriter
@@ -67,6 +67,7 @@ class Item:
 def run(args: argparse.Namespace, console: Console) -> int:
     from ..file import open as open_file
     from ..tensors import SafetensorsWriter
+    from ..warm import DECODE
 
     check_output(args.output, args.file)
     if Path(args.output).suffix in (".npz", ".dqkv"):
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         # Sequences of different length share no range; each is cut by its own.
         ranges = [resolve_tokens(args.tokens, sequence.tokens) for sequence in reader.sequences]
         items = plan_items(reader, numbers, ranges, args.dtype)
-        announce_compilation(console)
+        prepare_kernels(console, DECODE, coder_of(reader))
         total = sum(item.output.nbytes for item in items)
         note = {"decoded_from": Path(args.file).name, "codec": "dqkv " + ", ".join(profile_names(reader))}
         with (

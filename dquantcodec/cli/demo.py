@@ -7,11 +7,12 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from ..profile import DEFAULT_PROFILE, PROFILES
+from ..profile import DEFAULT_PROFILE, PROFILES, Profile
 from .compare import measure
 from .compress import Settings, encode_source
 from .console import Console, size
 from .options import CommandParser, add_threads, common_options, threads
+from .progress import prepare_kernels
 
 EPILOG = """\
 The sample is a cut of a real KV cache: SmolLM2-135M-Instruct reading the opening
@@ -39,8 +40,10 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     from ..file import open as open_file
     from ..tensors import open_queries, open_source
+    from ..warm import DECODE, ENCODE
     from .table import LEGEND, quality_table
 
+    prepare_kernels(console, (*ENCODE, *DECODE), Profile.named(args.profile).key.coder)
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
     output = str(folder / "sample.dqkv")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 from .console import Console
 
@@ -25,9 +26,16 @@ def progress(console: Console, description: str, total: int, unit: str = "B") ->
         yield bar.update
 
 
-def announce_compilation(console: Console) -> None:
-    """Say why the first run takes some seconds longer."""
-    from ..kernels import cache_directory
+def prepare_kernels(console: Console, parts: Iterable[str], coder: str | None) -> None:
+    """Compile what the command is about to use, on all cores, if this version has not done so before."""
+    from .. import warm
 
-    if not cache_directory().exists():
-        console.hint("compiling the codec (once after installation; it may take half a minute)")
+    todo = warm.missing(parts, coder) if coder else []
+    if todo:
+        console.hint("compiling the codec (once after installation; some seconds)")
+        warm.compile_parts(todo, coder or "")
+
+
+def coder_of(reader: Any) -> str | None:
+    """The coder of a file's first coded layer."""
+    return next((layer.plan.key.coder for layer in reader.layers if layer.plan), None)

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import DQuantError
 from .console import Console, locate, paint, size
 from .options import CommandParser, common_options
-from .progress import announce_compilation, progress
+from .progress import coder_of, prepare_kernels, progress
 
 EPILOG = """\
 Prints one line per finding and exits with 1 if there is any. Reads and decodes
@@ -34,15 +34,17 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     from ..file import open as open_file
+    from ..warm import DECODE
 
-    announce_compilation(console)
     findings = 0
     total = Path(args.file).stat().st_size
     try:
-        with open_file(args.file) as reader, progress(console, "verifying", total) as advance:
-            for finding in reader.verify(advance):
-                findings += 1
-                console.result(_line(finding.where, finding.message, finding.code, args.file))
+        with open_file(args.file) as reader:
+            prepare_kernels(console, DECODE, coder_of(reader))
+            with progress(console, "verifying", total) as advance:
+                for finding in reader.verify(advance):
+                    findings += 1
+                    console.result(_line(finding.where, finding.message, finding.code, args.file))
     except DQuantError as error:
         # A file that cannot even be opened is one finding more, not a failure of the check.
         findings += 1
