@@ -334,18 +334,22 @@ def encode_kind(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> KindF
     """The fields of one page of one kind from finite values float32 ``[T, H, D]``, ``T`` up to a window."""
     page = prepare(x, plan, stream)
     tokens = len(x)
-    budgets = np.full((tokens, stream.substreams), budget(stream), np.int64)
     coder: Any = rans if stream.coder == "rans" else prefix
-    while True:
-        symbols, _ = drift.drift(page.position, stream, plan.head_dim, budgets)
-        letters = pack(symbols, stream, plan.head_dim).reshape(tokens, stream.substreams, -1)
-        words, used = coder.encode(letters, stream)
-        # The true size decides.  A rANS stream may exceed its estimate by a fraction of a bit; one bit less of
-        # budget at a time ends at the cheapest letters, which fit by construction of the plan.
-        over = used > stream.words
-        if not over.any():
-            break
-        budgets[over] -= 1024
+    symbols, _ = drift.drift(page.position, stream, plan.head_dim)
+    letters = pack(symbols, stream, plan.head_dim).reshape(tokens, stream.substreams, -1)
+    words, used = coder.encode(letters, stream)
+    # The true size decides.  A rANS stream may exceed its estimate by a fraction of a bit; one bit less of budget at
+    # a time ends at the cheapest letters, which fit by construction of the plan.
+    tight = np.flatnonzero((used > stream.words).any(axis=1))
+    if len(tight):
+        over = used[tight] > stream.words
+        budgets = np.full(over.shape, budget(stream), np.int64)
+        while over.any():
+            budgets[over] -= 1024
+            symbols[tight], _ = drift.drift(page.position[tight], stream, plan.head_dim, budgets)
+            letters[tight] = pack(symbols[tight], stream, plan.head_dim).reshape(len(tight), stream.substreams, -1)
+            over = coder.encode(letters[tight], stream)[1] > stream.words
+        words, _ = coder.encode(letters, stream)
     offset, scale = grid.refit(page.position, symbols, page.offset, page.scale)
     affine = np.zeros((len(words) * TILE, 2), np.float16)
     affine[:tokens, 0] = offset

@@ -143,15 +143,16 @@ def least_words(plan: StreamPlan, letters: int) -> int:
     return words
 
 
-def overhead_bits(coder: str) -> int:
+def overhead_bits(coder: str) -> float:
     """Bits of a container that are not letters: ``sigma`` of the paper's budget ``B = 8C - sigma``.
 
     rANS: the coder starts from a state worth 16 bits and stores one of 32, so letters of total cost L take
-    ``2 + floor(L / 16)`` words, which fits exactly when ``L < 8C - 16``.  prefix: one pad bit.
+    ``2 + floor(L / 16)`` words, which fits when ``L < 8C - 16``; half a bit more covers what its divisions round.
+    prefix: one pad bit.
     """
-    return 16 if coder == "rans" else 1
+    return 16.5 if coder == "rans" else 1
 
 
 def budget(plan: StreamPlan) -> int:
     """What the letters of one sub-stream may cost, in 1/1024 bit."""
-    return (8 * plan.words * plan.word_bytes - overhead_bits(plan.coder)) * 1024 - (1 if plan.coder == "rans" else 0)
+    return int((8 * plan.words * plan.word_bytes - overhead_bits(plan.coder)) * 1024)

@@ -1,6 +1,6 @@
 """CPU speed of coders, codec, files and peers, everything in one run.
 
-    python benchmarks/cpu [--json benchmarks/results/cpu.json] [--only coder codec file peer]
+    python benchmarks/cpu [--json benchmarks/results/cpu.json] [--only coder codec stage peer file]
 
 Medians of several runs with the slowest and fastest; one thread is pinned to one core.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 import coders
 import files
 import peers
+import stages
 import whole
 from timing import Row, pinned
 
@@ -63,11 +64,17 @@ def sections(wanted: list[str], threads: int) -> Iterator[Row]:
         if "coder" in wanted:
             yield from coders.rows()
         if "codec" in wanted:
-            yield from whole.rows(1)
+            yield from whole.rows()
+        if "stage" in wanted:
+            yield from stages.rows("2.26")
+            yield from stages.rows("paper-2.26")
         if "peer" in wanted:
             yield from peers.rows()
-    if "codec" in wanted and threads > 1:
-        yield from whole.geometry_rows("2.26", 8, 128, 2048, threads)
+    if threads > 1:
+        if "coder" in wanted:
+            yield from coders.thread_rows(threads)
+        if "codec" in wanted:
+            yield from whole.geometry_rows("2.26", 8, 128, 2048, threads)
     if "file" in wanted:
         yield from files.rows(threads)
 
@@ -75,7 +82,7 @@ def sections(wanted: list[str], threads: int) -> Iterator[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", nargs="+", default=["coder", "codec", "peer", "file"])
+    parser.add_argument("--only", nargs="+", default=["coder", "codec", "stage", "peer", "file"])
     arguments = parser.parse_args()
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     rows = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import zstandard
@@ -16,6 +16,7 @@ from dquantcodec.profile import TILE
 HEADS, HEAD_DIM = 8, 128
 TOKENS = 2048
 SECTION = "coder"
+RANS_PLAN = make_plan(Profile.named("paper-2.26"), HEADS, HEAD_DIM)
 
 
 def key_symbols(profile: str) -> tuple[np.ndarray, object]:
@@ -50,6 +51,24 @@ def ours(name: str, symbols: np.ndarray, plan: object) -> Iterator[Row]:
         SECTION, f"{what}: encode", encode,
         symbols.size / 1e9, "G symbols/s", bits=bits, note="symbols to words, without drift",
     )  # fmt: skip
+
+
+def thread_rows(threads: int) -> Iterator[Row]:
+    """Our coders on all cores: every thread takes a part of the tiles."""
+    symbols, plan = key_symbols("2.26")
+    for name, plan_ in (("prefix (2.26)", plan), ("rans (paper-2.26)", RANS_PLAN)):
+        stream = plan_.key
+        coder = rans if stream.coder == "rans" else prefix
+        packed = letters.pack(symbols, stream, HEAD_DIM).reshape(TOKENS, stream.substreams, -1)
+        words, _ = coder.encode(packed, stream)
+        step = -(-len(words) // threads)
+        parts = [words[i : i + step] for i in range(0, len(words), step)]
+        with ThreadPoolExecutor(threads) as pool:
+
+            def decode(c=coder, s=stream, p=parts, n=packed.shape[2], pool=pool) -> None:
+                list(pool.map(lambda w: c.decode_levels(w, s, HEAD_DIM, n), p))
+
+            yield row(SECTION, f"ours {name}: decode", decode, symbols.size / 1e9, "G symbols/s", threads)
 
 
 def constriction_rows(symbols: np.ndarray, levels: int) -> Iterator[Row]:
@@ -124,8 +143,7 @@ def zstd_rows(symbols: np.ndarray) -> Iterator[Row]:
 def rows() -> Iterator[Row]:
     symbols, plan = key_symbols("2.26")
     yield from ours("prefix (2.26)", symbols, plan)
-    rans_plan = make_plan(replace(Profile.named("paper-2.26"), substreams=1), HEADS, HEAD_DIM)
-    yield from ours("rans (paper-2.26)", symbols, rans_plan)
+    yield from ours("rans (paper-2.26)", symbols, RANS_PLAN)
     yield from constriction_rows(symbols, plan.key.levels)
     yield from zstd_rows(symbols)
     out = np.empty_like(symbols)

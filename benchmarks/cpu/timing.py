@@ -55,8 +55,9 @@ def row(
     bits: float | None = None,
     note: str = "",
     repeats: int = 9,
+    least_seconds: float = 0.05,
 ) -> Row:
-    rates = measure(work, amount, repeats)
+    rates = measure(work, amount, repeats, least_seconds)
     return Row(section, name, threads, statistics.median(rates), rates[0], rates[-1], unit, bits, note)
 
 

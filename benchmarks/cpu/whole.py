@@ -43,12 +43,10 @@ def copy_row() -> Row:
     return row(SECTION, "memcpy of FP16 values", lambda: np.copyto(target, source), source.size / 1e6, UNIT)
 
 
-def rows(all_threads: int) -> Iterator[Row]:
+def rows() -> Iterator[Row]:
     yield copy_row()
     for profile in ("2.26", "1.96", "paper-2.26", "paper-1.96"):
         yield from geometry_rows(profile, 8, 128, 2048, 1)
-    if all_threads > 1:
-        yield from geometry_rows("2.26", 8, 128, 2048, all_threads)
     # Small and large: one token, one page, narrow and wide streams.
     for heads, dim, tokens in ((8, 128, 1), (8, 128, 128), (1, 128, 2048), (3, 64, 2048), (64, 128, 512)):
         yield from geometry_rows("2.26", heads, dim, tokens, 1)

@@ -81,6 +81,7 @@ def add_parser(commands: Any) -> None:
 
 def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> int:
     from ..tensors import open_source
+    from ..warm import ENCODE
 
     check_source_options(parser, args)
     check_output(args.output, args.file)
@@ -101,6 +102,7 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
         nonfinite=args.nonfinite,
         threads=threads(args),
     )
+    prepare_kernels(console, ENCODE, Profile.named(settings.profile).key.coder)
     began = perf_counter()
     replaced = encode_source(source, args.output, settings, console)
     report(source, args.output, replaced, perf_counter() - began, args.nonfinite, console)
@@ -127,9 +129,7 @@ def encode_source(source: KVSource, output: str, settings: Settings, console: Co
     The file takes its name when it is complete; an exception of any kind leaves nothing behind.
     """
     from ..file import create
-    from ..warm import ENCODE
 
-    prepare_kernels(console, ENCODE, Profile.named(settings.profile).key.coder)
     layers = [_file_layer(layer, settings) for layer in source.layers]
     with (
         naming(output),

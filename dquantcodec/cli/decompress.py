@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, TruncatedError
 from .console import Console, count, size
-from .options import CommandParser, check_output, common_options, layer_numbers, naming, resolve_tokens, token_range
+from .options import (
+    CommandParser,
+    add_threads,
+    check_output,
+    common_options,
+    layer_numbers,
+    naming,
+    resolve_tokens,
+    threads,
+    token_range,
+)
 from .progress import Advance, coder_of, prepare_kernels, progress
 
 if TYPE_CHECKING:
@@ -51,6 +61,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--accept-torn", action="store_true", help="take the tokens that are whole in a file that lost its end"
     )
+    add_threads(parser)
     parser.set_defaults(run=run)
 
 
@@ -72,8 +83,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     check_output(args.output, args.file)
     if Path(args.output).suffix in (".npz", ".dqkv"):
         raise InputError("decompress writes .safetensors; name OUT so", code="output-type", path=args.output)
-    began = perf_counter()
-    with naming(args.file), open_file(args.file) as reader:
+    with naming(args.file), open_file(args.file, threads=threads(args)) as reader:
         if reader.torn and not args.accept_torn:
             whole = ", ".join(str(sequence.tokens) for sequence in reader.sequences)
             raise TruncatedError(
@@ -85,6 +95,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         ranges = [resolve_tokens(args.tokens, sequence.tokens) for sequence in reader.sequences]
         items = plan_items(reader, numbers, ranges, args.dtype)
         prepare_kernels(console, DECODE, coder_of(reader))
+        began = perf_counter()
         total = sum(item.output.nbytes for item in items)
         note = {"decoded_from": Path(args.file).name, "codec": "dqkv " + ", ".join(profile_names(reader))}
         with (

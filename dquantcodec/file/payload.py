@@ -24,11 +24,12 @@ ROWS_CACHE_BYTES = 32 << 20
 class PayloadReader:
     """The mapped file, what was verified in it, and the codecs its plans ask for.  Threads may share one."""
 
-    def __init__(self, path: str, data: Bytes, rules: RecordRules, verify: bool) -> None:
+    def __init__(self, path: str, data: Bytes, rules: RecordRules, verify: bool, threads: int = 1) -> None:
         self.path = path
         self._data: Bytes | None = data
         self._rules = rules
         self._verify = verify
+        self._threads = threads
         self._lock = Lock()
         self._page_tables: dict[int, NDArray[np.uint32]] = {}
         self._rows_tables: dict[int, list[RowsEntry]] = {}
@@ -58,14 +59,23 @@ class PayloadReader:
             if id(plan) not in self._codecs:
                 from ..codec import Codec
 
-                self._codecs[id(plan)] = Codec(plan)
+                self._codecs[id(plan)] = Codec(plan, threads=self._threads)
             return self._codecs[id(plan)]
 
     def pages(self, record: Record, layer: int, first: int, last: int) -> NDArray[np.uint8]:
-        """Windows ``first`` to before ``last`` of ``layer`` in ``record``, copied: uint8 ``[windows, page_bytes]``.
+        """Windows ``first`` to before ``last`` of ``layer`` in ``record``, copied: uint8 ``[windows, page_bytes]``."""
+        out = np.empty(
+            (last - first, self._rules.run.layouts[self._rules.run.layers.index(layer)].page_bytes), np.uint8
+        )
+        self.copy_pages(record, layer, first, out)
+        return out
+
+    def copy_pages(self, record: Record, layer: int, first: int, out: NDArray[np.uint8]) -> None:
+        """Windows of ``layer`` in ``record``, from ``first`` on, into ``out`` uint8 ``[windows, page_bytes]``.
 
         A cut last page is filled up with zeros.  Raises :class:`ChecksumError` (``record-table``, ``page-crc``).
         """
+        last = first + len(out)
         data, run = self.data, self._rules.run
         slot = run.layers.index(layer)
         tokens = record.header.tokens
@@ -74,9 +84,9 @@ class PayloadReader:
         stored = data[record.payload + start.offset : record.payload + end.offset + end.size]
         if self._verify:
             self._verify_pages(record, slot, first, stored)
-        pages = np.zeros((last - first, run.layouts[slot].page_bytes), np.uint8)
-        pages.reshape(-1)[: stored.size] = stored
-        return pages
+        flat = out.reshape(-1)
+        flat[: stored.size] = stored
+        flat[stored.size :] = 0
 
     def _verify_pages(self, record: Record, slot: int, first: int, stored: Bytes) -> None:
         number, run = record.header.number, self._rules.run

@@ -29,12 +29,15 @@ from .tensor import LayerReader
 from .verify import Finding, verify
 
 
-def open(path: str | PathLike[str], *, expect: Mapping[str, Any] | None = None, verify: bool = True) -> Reader:
+def open(
+    path: str | PathLike[str], *, expect: Mapping[str, Any] | None = None, verify: bool = True, threads: int = 1
+) -> Reader:
     """A :class:`Reader` of the file at ``path``; use it in a ``with`` block.
 
     ``expect`` names what the file must be: any of ``model``, ``revision``, ``layers`` (how many), ``kv_heads``,
     ``head_dim``, ``dtype`` (one for all stored layers, or a list), ``positions_start``, ``shard``.
-    ``verify=False`` skips the checksums of pages and rows on reading.
+    ``verify=False`` skips the checksums of pages and rows on reading.  ``threads`` bounds how many pages are decoded
+    at once.
 
     Raises :class:`IdentityError` (``identity-<field>``), and for files that are not whole and sound
     :class:`FormatError`, :class:`UnsupportedError`, :class:`ChecksumError`, :class:`TruncatedError` or
@@ -46,7 +49,7 @@ def open(path: str | PathLike[str], *, expect: Mapping[str, Any] | None = None, 
         size = os.fstat(file.fileno()).st_size
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
     try:
-        reader = Reader(name, mapping, verify)
+        reader = Reader(name, mapping, verify, threads)
         with located(name):
             _check_identity(reader.header, expect or {})
         return reader
@@ -117,7 +120,7 @@ class Reader:
         The index was used; otherwise the records were walked.
     """
 
-    def __init__(self, path: str, mapping: mmap.mmap | None, verify: bool) -> None:
+    def __init__(self, path: str, mapping: mmap.mmap | None, verify: bool, threads: int) -> None:
         self.path = path
         self._mapping = mapping
         self._data: Bytes | None = np.frombuffer(mapping if mapping is not None else b"", np.uint8)
@@ -128,7 +131,7 @@ class Reader:
             logs = sequences(self.log, self.rules)
         self.torn = self.log.torn
         self.indexed = self.log.indexed
-        self._payload = PayloadReader(path, self._data, self.rules, verify)
+        self._payload = PayloadReader(path, self._data, self.rules, verify, threads)
         self.sequences = tuple(SequenceReader(self._payload, log, number) for number, log in enumerate(logs))
 
     @property

@@ -85,14 +85,16 @@ class LayerReader:
 
         if self.plan is None:
             raise InputError(f"layer {self.index} is {self.spec.storage}, it has no pages", code="layer-not-coded")
-        records = [record for record in self.records if record.header.type == PAGES]
+        count = -(-self.coded_tokens // self.plan.window)
+        data = np.empty((count, PageLayout.of(self.plan).page_bytes), np.uint8)
+        done = 0
         with located(self._payload.path):
-            parts = [
-                self._payload.pages(record, self.index, 0, -(-record.header.tokens // self.plan.window))
-                for record in records
-            ]
-        empty = np.zeros((0, PageLayout.of(self.plan).page_bytes), np.uint8)
-        return Pages(np.concatenate(parts) if parts else empty, self.coded_tokens)
+            for record in self.records:
+                if record.header.type == PAGES:
+                    windows = -(-record.header.tokens // self.plan.window)
+                    self._payload.copy_pages(record, self.index, 0, data[done : done + windows])
+                    done += windows
+        return Pages(data, self.coded_tokens)
 
     def exact_rows(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """Keys and values ``[sinks + recent, H, D]`` of all tokens outside pages, in the layer's dtype."""
