@@ -1,7 +1,7 @@
 """The codec on the CPU: ``[T, H, D]`` keys and values to pages and back; the reference for every other device.
 
-Encoding a page reads like the paper: rotate, remove means, lay the grid, drift, refit, code.  Pages are independent,
-so threads take whole pages and the bytes never depend on their number.
+Pages are independent, so threads take whole pages and the bytes never depend on their number.  The stages of encoding
+are in :mod:`dquantcodec.encode`, those of decoding in the coders and :mod:`dquantcodec.reconstruct`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from . import attend, drift, grid, means, prefix, rans
+from . import attend, encode, grid, prefix, rans
 from .arrays import as_tensor, check_dtype, check_finite, store_float32, to_float32
 from .errors import ChecksumError, FormatError, InputError
-from .letters import by_token, letter_table, pack
+from .letters import by_token, letter_table
 from .page import KINDS, KindFields, PageLayout, read_kind, write_page
-from .plan import Plan, StreamPlan, budget, make_plan
+from .plan import Plan, StreamPlan, make_plan
 from .profile import DEFAULT_PROFILE, TILE, Profile
 from .reconstruct import reconstruct
-from .rotate import rotate
 from .status import EXPLANATIONS, REASONS
+
+#: Values of one kind that go through the stages together: enough to make kernels worth calling, few enough to stay in
+#: a cache of a megabyte or two.
+GROUP_VALUES = 1 << 17
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -97,16 +100,20 @@ class Codec:
         count = -(-tokens // plan.window)
         data = np.empty((count, self.layout.page_bytes), np.uint8)
 
-        def encode_page(index: int) -> None:
-            first = index * plan.window
+        group = max(1, GROUP_VALUES // (plan.window * plan.values))
+
+        def encode_group(first_page: int) -> None:
+            first = first_page * plan.window
+            last = min(first + group * plan.window, tokens)
             fields = []
             for tensor, kind in zip(tensors, KINDS):
-                x = to_float32(tensor[first : first + plan.window])
+                x = to_float32(tensor[first:last])
                 check_finite(x, kind, first)
-                fields.append(encode_kind(x, plan, getattr(plan, kind)))
-            write_page(data[index], plan, *fields)
+                fields.append(encode.encode_pages(x, plan, getattr(plan, kind)))
+            for page, (key, value) in enumerate(zip(*fields), first_page):
+                write_page(data[page], plan, key, value)
 
-        for _ in self._map(encode_page, range(count)):
+        for _ in self._map(encode_group, range(0, count, group)):
             pass
         return Pages(data, tokens)
 
@@ -184,7 +191,7 @@ class Codec:
             moved = 0
             for first in range(0, pages.tokens, plan.window):
                 part = slice(first, min(first + plan.window, pages.tokens))
-                position = prepare(to_float32(tensor[part]), plan, stream).position
+                position = encode.prepare(to_float32(tensor[part]), plan, stream).position
                 nearest = (position + grid.ONE // 2 - 1) // grid.ONE  # ties to the lower level, as drift has it
                 moved += int((nearest != coded[part]).sum())
             shares.append(moved / max(1, coded.size))
@@ -285,78 +292,6 @@ class _Part:
         return int(self.inside.stop - self.inside.start)
 
 
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """One page of one kind as positions on its grid, with all that the decoder will need to undo it."""
-
-    exponent: int
-    mean_scale: NDArray[np.float16] | None
-    mean: NDArray[np.int8] | None
-    offset: NDArray[np.float16]
-    scale: NDArray[np.float16]
-    position: NDArray[np.int32]
-
-
-#: Of any finite FP32 page, from :func:`page_exponent`.
-LEAST_EXPONENT, MOST_EXPONENT = -157, 119
-
-#: Scaled values stay below this, so rotated values less their mean stay within FP16 for heads up to 1024.
-_LARGEST = 2.0**9
-_SMALLEST = 2.0**-4
-
-
-def page_exponent(largest: float) -> int:
-    """The power of two taken out of a page whose largest magnitude is ``largest``: 0 in the usual range.
-
-    FP16 offsets and scales then serve any finite input; otherwise the largest magnitude comes to [256, 512).
-    """
-    if largest == 0 or _SMALLEST <= largest < _LARGEST:
-        return 0
-    return int(np.frexp(np.float64(largest))[1]) - 9
-
-
-def prepare(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Prepared:
-    """Rotation, mean removal and grid of one page ``x`` float32 ``[T, H, D]``."""
-    exponent = page_exponent(float(np.abs(x).max(initial=0)))
-    if exponent:
-        x = np.ldexp(x, -exponent)
-    x = rotate(x, plan.signs)
-    mean_scale = mean = None
-    if stream.mean:
-        mean_scale, mean = means.window_means(x)
-        x -= means.mean_values(mean_scale, mean)
-    flat = x.reshape(len(x), -1)
-    offset, scale = grid.min_max_grid(flat, stream.levels)
-    return Prepared(exponent, mean_scale, mean, offset, scale, grid.positions(flat, offset, scale, stream.levels))
-
-
-def encode_kind(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> KindFields:
-    """The fields of one page of one kind from finite values float32 ``[T, H, D]``, ``T`` up to a window."""
-    page = prepare(x, plan, stream)
-    tokens = len(x)
-    coder: Any = rans if stream.coder == "rans" else prefix
-    symbols, _ = drift.drift(page.position, stream, plan.head_dim)
-    letters = pack(symbols, stream, plan.head_dim).reshape(tokens, stream.substreams, -1)
-    words, used = coder.encode(letters, stream)
-    # The true size decides.  A rANS stream may exceed its estimate by a fraction of a bit; one bit less of budget at
-    # a time ends at the cheapest letters, which fit by construction of the plan.
-    tight = np.flatnonzero((used > stream.words).any(axis=1))
-    if len(tight):
-        over = used[tight] > stream.words
-        budgets = np.full(over.shape, budget(stream), np.int64)
-        while over.any():
-            budgets[over] -= 1024
-            symbols[tight], _ = drift.drift(page.position[tight], stream, plan.head_dim, budgets)
-            letters[tight] = pack(symbols[tight], stream, plan.head_dim).reshape(len(tight), stream.substreams, -1)
-            over = coder.encode(letters[tight], stream)[1] > stream.words
-        words, _ = coder.encode(letters, stream)
-    offset, scale = grid.refit(page.position, symbols, page.offset, page.scale)
-    affine = np.zeros((len(words) * TILE, 2), np.float16)
-    affine[:tokens, 0] = offset
-    affine[:tokens, 1] = scale
-    return KindFields(page.exponent, page.mean_scale, page.mean, words, affine)
-
-
 def decode_levels(
     fields: KindFields, plan: Plan, stream: StreamPlan, strict: bool = False
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -369,7 +304,7 @@ def decode_levels(
 
 def unfit_fields(fields: KindFields, tokens: slice) -> Iterator[tuple[int, str]]:
     """Reason codes of fields that no encoder writes, each with a token counted from the first of ``tokens``."""
-    if not LEAST_EXPONENT <= fields.exponent <= MOST_EXPONENT:
+    if not encode.LEAST_EXPONENT <= fields.exponent <= encode.MOST_EXPONENT:
         yield 0, "page-exponent"
     if fields.scale is not None and not np.isfinite(fields.scale).all():
         yield 0, "page-affine"

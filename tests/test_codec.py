@@ -17,7 +17,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from dquantcodec import arrays, drift, grid, letters, means, prefix, rans, rotate
-from dquantcodec.codec import Codec, Pages, page_exponent
+from dquantcodec.codec import Codec, Pages
+from dquantcodec.encode import page_exponent
 from dquantcodec.errors import CapacityError, ChecksumError, FormatError, InputError, LimitError
 from dquantcodec.page import PageLayout
 from dquantcodec.plan import StreamPlan, budget, make_plan

@@ -9,7 +9,8 @@ from timing import Row, row
 
 from dquantcodec import Codec, attend, drift, grid, means, prefix, rans
 from dquantcodec.arrays import check_finite, store_float32, to_float32
-from dquantcodec.codec import decode_levels, encode_kind
+from dquantcodec.codec import decode_levels
+from dquantcodec.encode import encode_pages
 from dquantcodec.letters import letter_table, pack
 from dquantcodec.page import read_kind
 from dquantcodec.reconstruct import reconstruct
@@ -52,7 +53,7 @@ def rows(profile: str = "2.26") -> Iterator[Row]:
         yield one(f"{kind}: refit", lambda p=position, m=symbols, o=offset, c=scale: grid.refit(p, m, o, c))
         yield one(f"{kind}: letters", lambda s=stream, m=symbols: pack(m, s, DIM))
         yield one(f"{kind}: {stream.coder} encode", lambda s=stream, w=letters, c=coder: c.encode(w, s))
-        yield one(f"{kind}: all of encoding", lambda s=stream: encode_kind(x, plan, s))
+        yield one(f"{kind}: all of encoding", lambda s=stream: list(encode_pages(x, plan, s)))
         fields = read_kind(pages.data[0], plan, kind, slice(0, codec.layout.tiles))
         levels, _ = decode_levels(fields, plan, stream)
         count = plan.kv_heads // stream.substreams * letter_table(stream, DIM).per_head

@@ -1,0 +1,110 @@
+"""Encoding reads like the paper: rotate, remove means, lay the grid, drift, refit, code (section 4).
+
+Stages take any number of tokens; means and exponents belong to a page.  A few pages go through the stages together, so
+that narrow streams do not spend their time between kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import drift, grid, means, prefix, rans
+from .letters import pack
+from .page import KindFields
+from .plan import Plan, StreamPlan, budget
+from .profile import TILE
+from .rotate import rotate
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Tokens of one kind as positions on their grids, with all that the decoder will need to undo it.
+
+    exponents, mean_scales, means
+        One entry a page; the latter two empty for kinds without means.
+    offset, scale, position
+        FP16 ``[T]``, FP16 ``[T]`` and int32 ``[T, n]``.
+    """
+
+    exponents: list[int]
+    mean_scales: list[NDArray[np.float16]]
+    means: list[NDArray[np.int8]]
+    offset: NDArray[np.float16]
+    scale: NDArray[np.float16]
+    position: NDArray[np.int32]
+
+
+#: Of any finite FP32 page, from :func:`page_exponent`.
+LEAST_EXPONENT, MOST_EXPONENT = -157, 119
+
+#: Scaled values stay below this, so rotated values less their mean stay within FP16 for heads up to 1024.
+_LARGEST = 2.0**9
+_SMALLEST = 2.0**-4
+
+
+def page_exponent(largest: float) -> int:
+    """The power of two taken out of a page whose largest magnitude is ``largest``: 0 in the usual range.
+
+    FP16 offsets and scales then serve any finite input; otherwise the largest magnitude comes to [256, 512).
+    """
+    if largest == 0 or _SMALLEST <= largest < _LARGEST:
+        return 0
+    return int(np.frexp(np.float64(largest))[1]) - 9
+
+
+def prepare(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Prepared:
+    """Rotation, mean removal and grid of finite values ``x`` float32 ``[T, H, D]`` that begin with a page."""
+    pages = [slice(first, first + plan.window) for first in range(0, len(x), plan.window)]
+    exponents = [page_exponent(max(float(x[page].max()), -float(x[page].min()))) for page in pages]
+    if any(exponents):
+        x = np.concatenate([np.ldexp(x[page], -exponent) for page, exponent in zip(pages, exponents)])
+    x = rotate(x, plan.signs)
+    mean_scales, page_means = [], []
+    if stream.mean:
+        for page in pages:
+            scale, mean = means.window_means(x[page])
+            x[page] -= means.mean_values(scale, mean)
+            mean_scales.append(scale)
+            page_means.append(mean)
+    flat = x.reshape(len(x), -1)
+    offset, scale = grid.min_max_grid(flat, stream.levels)
+    position = grid.positions(flat, offset, scale, stream.levels)
+    return Prepared(exponents, mean_scales, page_means, offset, scale, position)
+
+
+def encode_pages(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Iterator[KindFields]:
+    """The fields of one kind of every page of ``x`` (finite, float32 ``[T, H, D]``, beginning with a page)."""
+    prepared = prepare(x, plan, stream)
+    tokens = len(x)
+    coder: Any = rans if stream.coder == "rans" else prefix
+    symbols, _ = drift.drift(prepared.position, stream, plan.head_dim)
+    letters = pack(symbols, stream, plan.head_dim).reshape(tokens, stream.substreams, -1)
+    words, used = coder.encode(letters, stream)
+    # The true size decides.  A rANS stream may exceed its estimate by a fraction of a bit; one bit less of budget at
+    # a time ends at the cheapest letters, which fit by construction of the plan.
+    tight = np.flatnonzero((used > stream.words).any(axis=1))
+    if len(tight):
+        over = used[tight] > stream.words
+        budgets = np.full(over.shape, budget(stream), np.int64)
+        while over.any():
+            budgets[over] -= 1024
+            symbols[tight], _ = drift.drift(prepared.position[tight], stream, plan.head_dim, budgets)
+            letters[tight] = pack(symbols[tight], stream, plan.head_dim).reshape(len(tight), stream.substreams, -1)
+            over = coder.encode(letters[tight], stream)[1] > stream.words
+        words, _ = coder.encode(letters, stream)
+    affine = np.zeros((len(words) * TILE, 2), np.float16)
+    affine[:tokens, 0], affine[:tokens, 1] = grid.refit(prepared.position, symbols, prepared.offset, prepared.scale)
+    tiles = plan.window // TILE
+    for page, exponent in enumerate(prepared.exponents):
+        yield KindFields(
+            exponent=exponent,
+            scale=prepared.mean_scales[page] if stream.mean else None,
+            mean=prepared.means[page] if stream.mean else None,
+            words=words[page * tiles : (page + 1) * tiles],
+            affine=affine[page * plan.window : (page + 1) * plan.window],
+        )
