@@ -41,7 +41,9 @@ class Problem:
                 code="input-shape",
                 kind="query",
             )
-        grouped = to_float32(q).reshape(-1, plan.kv_heads, q.shape[-2] // plan.kv_heads, plan.head_dim)
+        if not np.isfinite(rows := to_float32(q)).all():
+            raise InputError("the query holds NaN or infinity", code="input-nonfinite", kind="query")
+        grouped = rows.reshape(-1, plan.kv_heads, q.shape[-2] // plan.kv_heads, plan.head_dim)
         rows = np.ascontiguousarray(grouped.transpose(1, 0, 2, 3)).reshape(plan.kv_heads, -1, plan.head_dim)
         rows *= np.float32(1 / math.sqrt(plan.head_dim) if scale is None else scale)
         rotated = rotate(np.ascontiguousarray(rows.transpose(1, 0, 2)), plan.signs)

@@ -133,7 +133,7 @@ class Codec:
         wrote and :class:`FormatError` (``page-exponent``, ``page-affine``) for page fields that none wrote.
         """
         plan = self.plan
-        start, stop, _ = slice(start, stop).indices(pages.tokens)
+        start, stop, _ = slice(start, stop).indices(self._checked(pages, kind).tokens)
         out = np.empty((max(0, stop - start), plan.kv_heads, plan.head_dim), check_dtype(dtype))
 
         def decode_part(part: _Part) -> None:
@@ -147,7 +147,7 @@ class Codec:
 
     def symbols(self, pages: Pages, kind: str) -> NDArray[np.uint8]:
         """The decoded symbols uint8 ``[T, n]`` of ``kind``."""
-        out = np.empty((pages.tokens, self.plan.values), np.uint8)
+        out = np.empty((self._checked(pages, kind).tokens, self.plan.values), np.uint8)
         for part in self._parts(0, pages.tokens):
             _, levels = self._levels(pages, kind, part)
             out[part.first_token :][: part.tokens] = by_token(levels)[part.inside]
@@ -170,12 +170,14 @@ class Codec:
                     found.append((kind, part.first_token + int(token), int(substream), code))
                 unfit = list(unfit_fields(fields, part.inside))
                 behind = pages.data[part.page, self.layout.bytes_for(part.tokens) :]
-                if behind.any() or unused_bytes(fields, part.tokens):
+                head = pages.data[part.page, self.layout.used_head_bytes : self.layout.head_bytes]
+                if behind.any() or head.any() or unused_bytes(fields, part.tokens):
                     unfit.append((part.tokens - 1, "page-unused"))
                 found += [(kind, part.first_token + token, 0, code) for token, code in unfit]
             return found
 
-        return [finding for found in self._map(check_part, self._parts(0, pages.tokens)) for finding in found]
+        parts = self._parts(0, self._checked(pages).tokens)
+        return [finding for found in self._map(check_part, parts) for finding in found]
 
     def drift_share(self, keys: ArrayLike | Any, values: ArrayLike | Any, pages: Pages) -> tuple[float, float]:
         """Shares of key and of value symbols that are not the nearest level of their grid (paper, appendix).
@@ -214,6 +216,7 @@ class Codec:
         all the output is zero and the sum ``-inf``.
         """
         plan = self.plan
+        self._checked(pages)
         problem = attend.Problem.of(query, plan, scale)
 
         def attend_page(part: _Part) -> attend.Partial:
@@ -235,6 +238,20 @@ class Codec:
                 )
             result, sums = attend.merge_exact(problem, result, sums, *(to_float32(r) for r in rows))
         return problem.shaped(result, sums)
+
+    def _checked(self, pages: Pages, kind: str = "key") -> Pages:
+        """``pages`` if they are pages of this codec, whatever their content, and ``kind`` is one."""
+        data, window = pages.data, self.plan.window
+        shape = (-(-pages.tokens // window), self.layout.page_bytes)
+        if pages.tokens < 0 or data.dtype != np.uint8 or data.shape != shape:
+            raise InputError(
+                f"{pages.tokens} tokens of this codec are uint8 pages {list(shape)}, "
+                f"not {data.dtype} {list(data.shape)}",
+                code="input-pages",
+            )
+        if kind not in KINDS:
+            raise InputError(f"there are keys ('key') and values ('value'), not {kind!r}", code="input-kind")
+        return pages
 
     def _levels(self, pages: Pages, kind: str, part: _Part) -> tuple[KindFields, NDArray[np.uint8]]:
         """Fields and levels ``[tiles, n, 32]`` of a part, everything about them checked."""

@@ -41,6 +41,7 @@ class StreamLayout:
 class PageLayout:
     """Sizes in bytes of a plan's pages; pure arithmetic on Python integers."""
 
+    used_head_bytes: int
     head_bytes: int
     tile_bytes: int
     tiles: int
@@ -76,6 +77,7 @@ def _layout(plan: Plan) -> PageLayout:
         tile = affine_at + TILE * 4
         streams.append(StreamLayout(scale_at, mean_at, words_at, affine_at))
     return PageLayout(
+        used_head_bytes=at,
         head_bytes=-(-at // ALIGNMENT) * ALIGNMENT,
         tile_bytes=tile,
         tiles=plan.window // TILE,

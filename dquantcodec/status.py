@@ -19,5 +19,5 @@ EXPLANATIONS = {
     "container-padding": "has unused bits that are not zero",
     "page-exponent": "lies in a page whose exponent is out of range",
     "page-affine": "has an offset, scale or mean that is not finite",
-    "page-unused": "is the last, but bytes of tokens behind it are not zero",
+    "page-unused": "lies in a page whose padding, or bytes of tokens that do not exist, are not zero",
 }

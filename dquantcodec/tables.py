@@ -8,6 +8,7 @@ result, so no decoder repeats it.
 
 from __future__ import annotations
 
+import heapq
 import math
 from statistics import NormalDist
 
@@ -63,17 +64,21 @@ def frequencies(weights: list[int], precision: int) -> NDArray[np.uint16]:
     total, slots = sum(weights), 1 << precision
     share = [max(1, w * slots // total) for w in weights]
     surplus = sum(share) - slots
-    while surplus < 0:
-        # max() keeps the first of equals; cross-multiplied comparison would be exact, and so is Fraction-free
-        # integer scaling: 2**64 leaves the order of the products of 2**160 intact.
-        best = max(range(len(share)), key=lambda i: (weights[i] << 64) // (2 * share[i] + 1))
-        share[best] += 1
-        surplus += 1
-    while surplus > 0:
-        candidates = [i for i in range(len(share)) if share[i] > 1]
-        worst = min(candidates, key=lambda i: (weights[i] << 64) // (2 * share[i] - 1))
-        share[worst] -= 1
-        surplus -= 1
+
+    def priority(i: int) -> tuple[int, int]:
+        # The value of the next slot (or of the last one, when slots are to be taken away), scaled so that integer
+        # division keeps the order; the heap gives the most worth giving, or the least worth keeping.
+        if surplus < 0:
+            return -((weights[i] << 64) // (2 * share[i] + 1)), i
+        return (weights[i] << 64) // (2 * share[i] - 1), i
+
+    heap = [priority(i) for i in range(len(share)) if surplus < 0 or share[i] > 1]
+    heapq.heapify(heap)
+    for _ in range(abs(surplus)):
+        _, i = heapq.heappop(heap)
+        share[i] += 1 if surplus < 0 else -1
+        if surplus < 0 or share[i] > 1:
+            heapq.heappush(heap, priority(i))
     return np.array(share, np.uint16)
 
 

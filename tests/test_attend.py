@@ -239,3 +239,14 @@ def test_attention_over_real_keys_and_values(real_layers: list[tuple[NDArray[Any
         pages = codec.encode(keys, values)
         # Real keys have channels in the hundreds, so logits need scaling down to stay comparable in FP32.
         check(codec, normal(2, 3 * keys.shape[1], keys.shape[2]), pages)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_query_with_nan_or_infinity_is_refused(bad: float) -> None:
+    codec = Codec("2.26", 2, 64)
+    x = np.ones((40, 2, 64), np.float32)
+    query = np.ones((4, 64), np.float32)
+    query[3, 5] = bad
+    with pytest.raises(InputError) as caught:
+        codec.attend(query, codec.encode(x, x))
+    assert caught.value.code == "input-nonfinite"

@@ -245,6 +245,15 @@ def test_a_range_is_the_slice_of_the_whole(profile: str, start: int, stop: int) 
         assert codec.decode_kind(pages, kind, start, stop).tobytes() == got.tobytes()
 
 
+@pytest.mark.parametrize("profile", ["2.26", "paper-2.26"])
+def test_a_range_may_start_and_stop_at_any_lane_of_a_tile(profile: str) -> None:
+    codec, pages, whole = coded(profile, 290)
+    for edge in range(291):
+        for start, stop in ((edge, edge + 3), (edge - 3, edge), (edge, 290)):
+            start = max(start, 0)
+            assert codec.decode_kind(pages, "value", start, stop).tobytes() == whole[1][start:stop].tobytes()
+
+
 def test_ranges_count_from_the_end_as_slices_do() -> None:
     codec, pages, whole = coded("2.26", 290)
     for start, stop in ((-5, None), (0, -1), (-300, 10), (280, 1000), (0, None)):
@@ -661,3 +670,27 @@ def test_rounding_to_sixteen_bits_is_to_nearest_and_ties_to_even(values: NDArray
         arrays.store_float32(ties, out)
         with np.errstate(over="ignore"):
             assert out.tobytes() == ties.astype(dtype).tobytes()
+
+
+def test_pages_of_another_shape_or_kind_are_refused() -> None:
+    codec, pages, _ = coded("2.26", 290)
+    for data, tokens in (
+        (pages.data[:, 1:], 290),
+        (pages.data[:2], 290),
+        (pages.data, 100),
+        (pages.data.view(np.int8), 290),
+        (pages.data, -1),
+    ):
+        with pytest.raises(InputError) as caught:
+            codec.decode(Pages(data, tokens))
+        assert caught.value.code == "input-pages"
+    with pytest.raises(InputError, match="keys"):
+        codec.decode_kind(pages, "keys")
+
+
+def test_padding_of_a_page_head_is_checked() -> None:
+    codec = codec_of("2.26")
+    pages = codec.encode(*tensors(40))
+    assert codec.layout.used_head_bytes < codec.layout.head_bytes
+    pages.data[0, codec.layout.head_bytes - 1] = 1
+    assert "page-unused" in {code for *_, code in codec.check(pages)}
