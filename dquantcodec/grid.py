@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import kernel
+from .kernels import inlined, kernel
 from .means import round_down_half, round_up_half
 
 #: Fraction bits of a position.  Positions stay below 64 * 2**16 = 2**22, their squares summed over 2**16 values
@@ -53,26 +53,15 @@ def refit(
     """
     sums = np.empty((position.shape[0], 5), np.int64)
     moments(position, symbols, sums)
-    n = np.float64(position.shape[1])
-    m, mm, u, um, uu = sums.T.astype(np.float64) * np.array([1, 1, 1 / ONE, 1 / ONE, 1 / ONE**2])[:, None]
-    spread = n * mm - m * m
-    slope = np.divide(n * um - m * u, spread, out=np.zeros_like(u), where=spread > 0)
-    intercept = (u - slope * m) / n
-    old_offset, step = offset.astype(np.float64), scale.astype(np.float64)
-
-    def squared_error(o: NDArray[np.float16], s: NDArray[np.float16]) -> NDArray[np.float64]:
-        # In units of the old step: sum (u - a - b m)^2, with a and b the candidate relative to the old grid.
-        a = np.divide(o.astype(np.float64) - old_offset, step, out=np.zeros_like(step), where=step > 0)
-        b = np.divide(s.astype(np.float64), step, out=np.zeros_like(step), where=step > 0)
-        error: NDArray[np.float64] = uu - 2 * (a * u + b * um) + n * a * a + 2 * a * b * m + b * b * mm
-        return error
-
-    # A candidate beyond FP16 becomes infinite, its error NaN or infinite: never better.
-    with np.errstate(over="ignore", invalid="ignore"):
-        new_offset = (old_offset + step * intercept).astype(np.float16)
-        new_scale = (step * slope).astype(np.float16)
-        better = squared_error(new_offset, new_scale) < squared_error(offset, scale)
-    return np.where(better, new_offset, offset), np.where(better, new_scale, scale)
+    values = np.float64(position.shape[1])
+    grid = np.stack([offset, scale], axis=1).astype(np.float64)
+    fitted = np.empty_like(grid)
+    fit_rows(sums, values, grid, fitted)
+    with np.errstate(over="ignore"):
+        candidate = fitted.astype(np.float16)
+    better = np.empty(len(sums), np.bool_)
+    compare_rows(sums, values, grid, candidate.astype(np.float64), better)
+    return np.where(better, candidate[:, 0], offset), np.where(better, candidate[:, 1], scale)
 
 
 @kernel
@@ -124,3 +113,37 @@ def moments(position, symbols, sums):
         sums[t, 2] = su
         sums[t, 3] = sum_
         sums[t, 4] = suu
+
+
+@kernel
+def fit_rows(sums, n, grid, fitted):
+    """Least-squares offset and scale per row of :func:`moments`; a single level has no slope."""
+    for t in range(sums.shape[0]):
+        m, mm = np.float64(sums[t, 0]), np.float64(sums[t, 1])
+        u, um = np.float64(sums[t, 2]) / ONE, np.float64(sums[t, 3]) / ONE
+        spread = n * mm - m * m
+        slope = (n * um - m * u) / spread if spread > 0 else 0.0
+        intercept = (u - slope * m) / n
+        fitted[t, 0] = grid[t, 0] + grid[t, 1] * intercept
+        fitted[t, 1] = grid[t, 1] * slope
+
+
+@inlined
+def squared_error(sums, n, a, b):
+    """Sum of ``(u - a - b m)**2`` by moments, in squared steps of the old grid."""
+    m, mm = np.float64(sums[0]), np.float64(sums[1])
+    u, um, uu = np.float64(sums[2]) / ONE, np.float64(sums[3]) / ONE, np.float64(sums[4]) / (ONE * ONE)
+    return uu - 2 * (a * u + b * um) + n * a * a + 2 * a * b * m + b * b * mm
+
+
+@kernel
+def compare_rows(sums, n, grid, candidate, better):
+    """Whether the candidate's error is the smaller one; beyond FP16 it is infinite or NaN, which never is."""
+    for t in range(sums.shape[0]):
+        step = grid[t, 1]
+        if step > 0:
+            a = (candidate[t, 0] - grid[t, 0]) / step
+            before = squared_error(sums[t], n, 0.0, 1.0)
+            better[t] = squared_error(sums[t], n, a, candidate[t, 1] / step) < before
+        else:
+            better[t] = False
