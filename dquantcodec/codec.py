@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from . import attend, encode, grid, prefix, rans
+from . import attend, encode, grid
 from .arrays import as_tensor, check_dtype, check_finite, store_float32, to_float32
+from .coders import CODERS
 from .errors import ChecksumError, FormatError, InputError
 from .letters import by_token, letter_table
 from .page import KINDS, KindFields, PageLayout, read_kind, write_page
@@ -157,7 +158,8 @@ class Codec:
         """Everything about ``pages`` that can be wrong: one ``(kind, token, substream, reason code)`` each.
 
         Decodes every container strictly (``container-overrun``, ``container-state``, ``container-padding``) and looks
-        at page fields: ``page-exponent``, ``page-affine`` (not finite), ``page-unused`` (bytes of absent tokens).
+        at page fields: ``page-exponent``, ``page-affine`` (not finite), ``page-unused`` (padding, or bytes of absent
+        tokens, that are not zero).
         """
 
         def check_part(part: _Part) -> list[tuple[str, int, int, str]]:
@@ -313,9 +315,8 @@ def decode_levels(
     fields: KindFields, plan: Plan, stream: StreamPlan, strict: bool = False
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Levels uint8 ``[tiles, n, 32]`` and, one row per token, statuses uint8 ``[32 * tiles, S]``."""
-    coder: Any = rans if stream.coder == "rans" else prefix
     letters = plan.kv_heads // stream.substreams * letter_table(stream, plan.head_dim).per_head
-    levels, status = coder.decode_levels(fields.words, stream, plan.head_dim, letters, strict)
+    levels, status = CODERS[stream.coder].decode_levels(fields.words, stream, plan.head_dim, letters, strict)
     return levels, by_token(status)
 
 

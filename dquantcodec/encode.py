@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import drift, grid, means, prefix, rans
+from . import drift, grid, means
+from .coders import CODERS
 from .letters import pack
 from .page import KindFields
 from .plan import Plan, StreamPlan, budget
@@ -81,7 +81,7 @@ def encode_pages(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Iter
     """The fields of one kind of every page of ``x`` (finite, float32 ``[T, H, D]``, beginning with a page)."""
     prepared = prepare(x, plan, stream)
     tokens = len(x)
-    coder: Any = rans if stream.coder == "rans" else prefix
+    coder = CODERS[stream.coder]
     symbols, _ = drift.drift(prepared.position, stream, plan.head_dim)
     letters = pack(symbols, stream, plan.head_dim).reshape(tokens, stream.substreams, -1)
     words, used = coder.encode(letters, stream)

@@ -23,8 +23,6 @@ from .profile import TILE
 from .status import OVERRUN, PADDING
 from .tables import code_lengths
 
-PAD_BITS = 1
-
 # A window entry is uint16: code length in bits 0-3, the letter's symbols as fields in bits 4-15.
 LENGTH_BITS = 4
 assert LENGTH_BITS + FIELD_BITS <= 16

@@ -26,8 +26,6 @@ from .plan import StreamPlan
 from .profile import TILE
 from .status import OVERRUN, PADDING, STATE
 
-START = 1 << 16
-
 
 @dataclass(frozen=True, eq=False)
 class RansTable:

@@ -68,12 +68,13 @@ def _rotate(_coder: str) -> None:
 def _drift(coder: str) -> None:
     import numpy as np
 
-    from . import drift, letters, prefix, rans
+    from . import drift, letters
+    from .coders import CODERS
 
     plan = _plan(coder)
     symbols, _ = drift.drift(np.zeros((33, plan.values), np.int32), plan.key, plan.head_dim)
     packed = letters.pack(symbols, plan.key, plan.head_dim).reshape(33, plan.key.substreams, -1)
-    (rans if coder == "rans" else prefix).encode(packed, plan.key)
+    CODERS[coder].encode(packed, plan.key)
 
 
 def _decode(coder: str) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import zstandard
 from timing import Row, row
 
-from dquantcodec import Profile, drift, grid, letters, prefix, rans
+from dquantcodec import Profile, drift, grid, letters
+from dquantcodec.coders import CODERS
 from dquantcodec.plan import make_plan
 from dquantcodec.profile import TILE
 
@@ -31,7 +32,7 @@ def key_symbols(profile: str) -> tuple[np.ndarray, object]:
 
 def ours(name: str, symbols: np.ndarray, plan: object) -> Iterator[Row]:
     stream = plan.key
-    coder = rans if stream.coder == "rans" else prefix
+    coder = CODERS[stream.coder]
     packed = letters.pack(symbols, stream, HEAD_DIM).reshape(TOKENS, stream.substreams, -1)
     words, used = coder.encode(packed, stream)
     assert (used <= stream.words).all()
@@ -58,7 +59,7 @@ def thread_rows(threads: int) -> Iterator[Row]:
     symbols, plan = key_symbols("2.26")
     for name, plan_ in (("prefix (2.26)", plan), ("rans (paper-2.26)", RANS_PLAN)):
         stream = plan_.key
-        coder = rans if stream.coder == "rans" else prefix
+        coder = CODERS[stream.coder]
         packed = letters.pack(symbols, stream, HEAD_DIM).reshape(TOKENS, stream.substreams, -1)
         words, _ = coder.encode(packed, stream)
         step = -(-len(words) // threads)

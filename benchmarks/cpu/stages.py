@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from timing import Row, row
 
-from dquantcodec import Codec, attend, drift, grid, means, prefix, rans
+from dquantcodec import Codec, attend, drift, grid, means
 from dquantcodec.arrays import check_finite, store_float32, to_float32
 from dquantcodec.codec import decode_levels
+from dquantcodec.coders import CODERS
 from dquantcodec.encode import encode_pages
 from dquantcodec.letters import letter_table, pack
 from dquantcodec.page import read_kind
@@ -42,7 +43,7 @@ def rows(profile: str = "2.26") -> Iterator[Row]:
     parts = []
     for kind in ("key", "value"):
         stream = getattr(plan, kind)
-        coder = rans if stream.coder == "rans" else prefix
+        coder = CODERS[stream.coder]
         offset, scale = grid.min_max_grid(flat, stream.levels)
         position = grid.positions(flat, offset, scale, stream.levels)
         symbols, _ = drift.drift(position, stream, DIM)

@@ -123,15 +123,15 @@ class Reader:
     def __init__(self, path: str, mapping: mmap.mmap | None, verify: bool, threads: int) -> None:
         self.path = path
         self._mapping = mapping
-        self._data: Bytes | None = np.frombuffer(mapping if mapping is not None else b"", np.uint8)
+        data: Bytes = np.frombuffer(mapping if mapping is not None else b"", np.uint8)
         with located(path):
-            self.header: Header = parse_header(self._data)
+            self.header: Header = parse_header(data)
             self.rules = RecordRules(self.header)
-            self.log = read_log(self._data, self.rules)
+            self.log = read_log(data, self.rules)
             logs = sequences(self.log, self.rules)
         self.torn = self.log.torn
         self.indexed = self.log.indexed
-        self._payload = PayloadReader(path, self._data, self.rules, verify, threads)
+        self._payload = PayloadReader(path, data, self.rules, verify, threads)
         self.sequences = tuple(SequenceReader(self._payload, log, number) for number, log in enumerate(logs))
 
     @property
@@ -190,13 +190,10 @@ class Reader:
     @property
     def data(self) -> Bytes:
         """The mapped bytes.  Raises :class:`InputError` (``reader-closed``) after :meth:`close`."""
-        if self._data is None:
-            raise InputError(f"{self.path}: the reader is closed", code="reader-closed", path=self.path)
-        return self._data
+        return self._payload.data
 
     def close(self) -> None:
         """Unmap the file.  Arrays read from it stay valid: they are copies."""
-        self._data = None
         self._payload.close()
         if self._mapping is not None:
             # An exception being handled may hold views of the mapping; it goes with the last of them.

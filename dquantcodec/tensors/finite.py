@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-POLICIES = ("error", "clamp", "zero")
-
 #: Exponent bits, all ones in NaN and infinity, by element type.
 _EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000}
 
