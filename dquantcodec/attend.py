@@ -16,11 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from .arrays import as_floats, to_float32
 from .errors import InputError
-from .kernels import inlined, kernel
+from .kernels import kernel
 from .means import mean_values
 from .page import KindFields
 from .plan import Plan
 from .rotate import rotate, unrotate
+from .vectors import LANES, WIDTH, affine_row, dot_row, dot_rows, mix_row, mix_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +64,11 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """One page's tiles of one kind: levels uint8 ``[tiles, n, 32]``, affine float32 ``[32 * tiles, 2]``.
+    """Tiles of one kind of some pages: levels uint8 ``[tiles, n, 32]``, affine float32 ``[32 * tiles, 2]``.
 
     Levels count from ``middle``, half way up the grid, and the offset is that of the middle: sums of signed levels
-    stay small, where sums of levels from 0 would cancel against the offset.  ``mean`` float32 ``[H, D]`` or empty;
-    ``inside`` says which rows are wanted tokens; the page's exponent is kept apart as ``factor``.
+    stay small, where sums of levels from 0 would cancel against the offset.  ``mean`` float32 ``[pages, H, D]``, or no
+    page; ``inside`` says which rows are wanted tokens; the pages' exponent is kept apart as ``factor``.
     """
 
     levels: NDArray[np.uint8]
@@ -82,7 +83,7 @@ class Levels:
         if fields.scale is not None and fields.mean is not None:
             mean = mean_values(fields.scale, fields.mean)
         else:
-            mean = np.zeros((0, 0), np.float32)
+            mean = np.zeros((0, 1, 1), np.float32)
         affine = fields.affine.astype(np.float32)
         middle = np.float32((count - 1) / 2)
         affine[:, 0] += middle * affine[:, 1]
@@ -115,19 +116,20 @@ class Partial:
 
 
 def over_levels(problem: Problem, key: Levels, value: Levels) -> Partial:
-    """Attention of all queries over one page's tokens."""
+    """Attention of all queries over the tokens of some pages (of one, if values have means)."""
     heads, rows, _ = problem.query.shape
     query = problem.rotated * np.float32(key.factor)
-    bias = np.zeros((heads, rows), np.float32)
-    if key.mean.size:
-        bias = np.einsum("hrd,hd->hr", query, key.mean)
+    bias = np.zeros((max(1, len(key.mean)), heads, rows), np.float32)
+    for page, mean in enumerate(key.mean):
+        bias[page] = (query * mean[:, None, :]).sum(axis=2)
     result = Partial.empty(problem)
     attend_levels(
         query, query.sum(axis=2), bias, key.levels, key.affine, key.middle, value.levels, value.affine, value.middle,
         key.inside.start, key.inside.stop, result.largest, result.total, result.weighted,
     )  # fmt: skip
-    if value.mean.size:
-        result.weighted[...] += result.total[..., None] * value.mean[:, None, :]
+    if len(value.mean):
+        (mean,) = value.mean
+        result.weighted[...] += result.total[..., None] * mean[:, None, :]
     result.weighted[...] *= np.float32(value.factor)
     return result
 
@@ -181,69 +183,64 @@ def attend_levels(
 ):
     """Two passes over a page's tiles, logits between them; 32 tokens side by side make every step a vector step."""
     heads, rows, dim = query.shape
-    tiles, _, lanes = keys.shape
-    # Keys are needed with tokens side by side (one query value meets 32 of them), values with channels side by side.
-    by_channel = np.empty((dim, lanes), np.float32)
-    by_token = np.empty((lanes, dim), np.float32)
-    logits = np.empty((rows, tiles * lanes), np.float32)
-    dot = np.empty(lanes, np.float32)
+    tiles = keys.shape[0]
+    tokens = tiles * LANES
+    query_flat, key_levels, value_levels = query.reshape(-1), keys.reshape(-1), values.reshape(-1)
+    one = np.ones(LANES, np.float32)
+    below_keys, below_values = np.full(LANES, -key_middle, np.float32), np.full(LANES, -value_middle, np.float32)
+    columns = np.empty(dim * LANES, np.float32)
+    logits = np.empty(rows * tokens, np.float32)
+    # Weighted values of every eighth token apart: one vector a channel, added up at the end.
+    sums = np.empty(rows * dim * WIDTH, np.float32)
+    whole = dim // WIDTH * WIDTH
+    fours = dim // 4 * 4
     for h in range(heads):
-        first = h * dim
+        logits[:] = np.float32(0)
         for tile in range(tiles):
-            widen_levels(keys[tile].reshape(-1), first * lanes, key_middle, by_channel.reshape(-1))
+            at = (tile * heads + h) * dim * LANES
+            for d in range(dim):
+                affine_row(key_levels, at + d * LANES, below_keys, one, 0, columns, d * LANES)
             for r in range(rows):
-                for lane in range(lanes):
-                    dot[lane] = np.float32(0)
-                d = 0
-                while d + 4 <= dim:
-                    a, b, c, e = query[h, r, d], query[h, r, d + 1], query[h, r, d + 2], query[h, r, d + 3]
-                    for lane in range(lanes):
-                        dot[lane] += (a * by_channel[d, lane] + b * by_channel[d + 1, lane]) + (
-                            c * by_channel[d + 2, lane] + e * by_channel[d + 3, lane]
-                        )
-                    d += 4
-                while d < dim:
-                    for lane in range(lanes):
-                        dot[lane] += query[h, r, d] * by_channel[d, lane]
-                    d += 1
-                for lane in range(lanes):
-                    t = tile * lanes + lane
-                    logits[r, t] = key_affine[t, 0] * query_sum[h, r] + key_affine[t, 1] * dot[lane] + bias[h, r]
+                q, to = (h * rows + r) * dim, r * tokens + tile * LANES
+                for d in range(0, whole, WIDTH):
+                    dot_rows(query_flat, q + d, columns, d * LANES, logits, to)
+                for d in range(whole, dim):
+                    dot_row(query_flat, q + d, columns, d * LANES, logits, to)
         for r in range(rows):
+            row = logits[r * tokens : (r + 1) * tokens]
             peak = np.float32(-np.inf)
             for t in range(start, stop):
-                peak = logits[r, t] if logits[r, t] > peak else peak
+                mean = bias[t * bias.shape[0] // tokens, h, r]
+                row[t] = key_affine[t, 0] * query_sum[h, r] + key_affine[t, 1] * row[t] + mean
+                peak = row[t] if row[t] > peak else peak
             # Logits become weights times the value's scale; tokens outside the range weigh nothing.
             sum_ = np.float32(0)
             shift = np.float32(0)
-            for t in range(tiles * lanes):
+            for t in range(tokens):
                 weight = np.float32(0)
                 if start <= t < stop:
-                    weight = np.float32(math.exp(logits[r, t] - peak))
+                    weight = np.float32(math.exp(row[t] - peak))
                     shift += weight * value_affine[t, 0]
                     sum_ += weight
                     weight *= value_affine[t, 1]
-                logits[r, t] = weight
+                row[t] = weight
             largest[h, r] = peak
             total[h, r] = sum_
             for d in range(dim):
                 weighted[h, r, d] = shift
+        sums[:] = np.float32(0)
         for tile in range(tiles):
+            at = (tile * heads + h) * dim * LANES
             for d in range(dim):
-                for lane in range(lanes):
-                    by_token[lane, d] = np.float32(np.int32(values[tile, first + d, lane])) - value_middle
+                affine_row(value_levels, at + d * LANES, below_values, one, 0, columns, d * LANES)
             for r in range(rows):
-                out = weighted[h, r]
-                for lane in range(0, lanes, 4):
-                    t = tile * lanes + lane
-                    a, b, c, e = logits[r, t], logits[r, t + 1], logits[r, t + 2], logits[r, t + 3]
-                    for d in range(dim):
-                        out[d] += (a * by_token[lane, d] + b * by_token[lane + 1, d]) + (
-                            c * by_token[lane + 2, d] + e * by_token[lane + 3, d]
-                        )
-
-
-@inlined
-def widen_levels(levels, first, middle, out):
-    for i in range(out.shape[0]):
-        out[i] = np.float32(np.int32(levels[first + i])) - middle
+                weights, to = r * tokens + tile * LANES, r * dim * WIDTH
+                for d in range(0, fours, 4):
+                    mix_rows(logits, weights, columns, d * LANES, sums, to + d * WIDTH)
+                for d in range(fours, dim):
+                    mix_row(logits, weights, columns, d * LANES, sums, to + d * WIDTH)
+        for r in range(rows):
+            for d in range(dim):
+                to = (r * dim + d) * WIDTH
+                for k in range(WIDTH):
+                    weighted[h, r, d] += sums[to + k]

@@ -19,7 +19,7 @@ from .arrays import as_tensor, check_dtype, check_finite, store_float32, to_floa
 from .coders import CODERS
 from .errors import ChecksumError, FormatError, InputError
 from .letters import by_token, letter_table
-from .page import KINDS, KindFields, PageLayout, read_kind, write_page
+from .page import KINDS, KindFields, PageLayout, page_exponents, read_kind, write_page
 from .plan import Plan, StreamPlan, make_plan
 from .profile import DEFAULT_PROFILE, TILE, Profile
 from .reconstruct import reconstruct
@@ -101,7 +101,7 @@ class Codec:
         count = -(-tokens // plan.window)
         data = np.empty((count, self.layout.page_bytes), np.uint8)
 
-        group = max(1, GROUP_VALUES // (plan.window * plan.values))
+        group = self._group
 
         def encode_group(first_page: int) -> None:
             first = first_page * plan.window
@@ -142,14 +142,14 @@ class Codec:
             x = reconstruct(fields, levels, plan)
             store_float32(x[part.inside], out[part.first_token - start :][: part.tokens])
 
-        for _ in self._map(decode_part, self._parts(start, stop)):
+        for _ in self._map(decode_part, self._parts(pages, start, stop)):
             pass
         return out
 
     def symbols(self, pages: Pages, kind: str) -> NDArray[np.uint8]:
         """The decoded symbols uint8 ``[T, n]`` of ``kind``."""
         out = np.empty((self._checked(pages, kind).tokens, self.plan.values), np.uint8)
-        for part in self._parts(0, pages.tokens):
+        for part in self._parts(pages, 0, pages.tokens):
             _, levels = self._levels(pages, kind, part)
             out[part.first_token :][: part.tokens] = by_token(levels)[part.inside]
         return out
@@ -165,20 +165,20 @@ class Codec:
         def check_part(part: _Part) -> list[tuple[str, int, int, str]]:
             found = []
             for kind in KINDS:
-                fields = read_kind(pages.data[part.page], self.plan, kind, part.tiles)
+                fields = read_kind(pages.data[part.pages], self.plan, kind, part.tiles)
                 _, status = decode_levels(fields, self.plan, getattr(self.plan, kind), strict=True)
                 for token, substream in np.argwhere(status[part.inside]):
                     code = REASONS[int(status[part.inside][token, substream])]
                     found.append((kind, part.first_token + int(token), int(substream), code))
                 unfit = list(unfit_fields(fields, part.inside))
-                behind = pages.data[part.page, self.layout.bytes_for(part.tokens) :]
-                head = pages.data[part.page, self.layout.used_head_bytes : self.layout.head_bytes]
+                behind = pages.data[part.pages, self.layout.bytes_for(part.tokens) :]
+                head = pages.data[part.pages, self.layout.used_head_bytes : self.layout.head_bytes]
                 if behind.any() or head.any() or unused_bytes(fields, part.tokens):
                     unfit.append((part.tokens - 1, "page-unused"))
                 found += [(kind, part.first_token + token, 0, code) for token, code in unfit]
             return found
 
-        parts = self._parts(0, self._checked(pages).tokens)
+        parts = self._parts(self._checked(pages), 0, pages.tokens, most=1)
         return [finding for found in self._map(check_part, parts) for finding in found]
 
     def drift_share(self, keys: ArrayLike | Any, values: ArrayLike | Any, pages: Pages) -> tuple[float, float]:
@@ -221,7 +221,7 @@ class Codec:
         self._checked(pages)
         problem = attend.Problem.of(query, plan, scale)
 
-        def attend_page(part: _Part) -> attend.Partial:
+        def attend_part(part: _Part) -> attend.Partial:
             decoded = []
             for kind in KINDS:
                 fields, levels = self._levels(pages, kind, part)
@@ -229,7 +229,8 @@ class Codec:
             return attend.over_levels(problem, *decoded)
 
         partial = attend.Partial.empty(problem)
-        for other in self._map(attend_page, self._parts(0, pages.tokens)):
+        parts = self._parts(pages, 0, pages.tokens, most=1 if plan.value.mean else None)
+        for other in self._map(attend_part, parts):
             partial = partial.merge(other)
         result, sums = attend.finish(problem, partial, plan.signs)
         if exact is not None:
@@ -257,7 +258,7 @@ class Codec:
 
     def _levels(self, pages: Pages, kind: str, part: _Part) -> tuple[KindFields, NDArray[np.uint8]]:
         """Fields and levels ``[tiles, n, 32]`` of a part, everything about them checked."""
-        fields = read_kind(pages.data[part.page], self.plan, kind, part.tiles)
+        fields = read_kind(pages.data[part.pages], self.plan, kind, part.tiles)
         for token, code in unfit_fields(fields, part.inside):
             raise FormatError(
                 f"the {kind} container of token {part.first_token + token} {EXPLANATIONS[code]}",
@@ -280,13 +281,28 @@ class Codec:
             )
         return fields, levels
 
-    def _parts(self, start: int, stop: int) -> Iterator[_Part]:
-        window = self.plan.window
-        for page in range(start // window, -(-stop // window)):
-            low, high = max(start, page * window), min(stop, (page + 1) * window)
-            first_tile, last_tile = (low - page * window) // TILE, -(-(high - page * window) // TILE)
-            skipped = low - page * window - first_tile * TILE
-            yield _Part(page, slice(first_tile, last_tile), low, slice(skipped, skipped + high - low))
+    def _parts(self, pages: Pages, start: int, stop: int, most: int | None = None) -> Iterator[_Part]:
+        """The tokens ``start`` to ``stop`` page by page, whole pages of one exponent up to ``most`` together."""
+        window, tiles = self.plan.window, self.layout.tiles
+        exponents = page_exponents(pages.data)
+        most = most or self._group
+        while start < stop:
+            page, skipped = divmod(start, window)
+            count = 1
+            if skipped == 0:
+                alike = (exponents[page : page + min(most, (stop - start) // window)] == exponents[page]).all(axis=1)
+                count = max(1, len(alike) if alike.all() else int(alike.argmin()))
+            tokens = min(stop - start, count * window - skipped)
+            first_tile = skipped // TILE
+            last_tile = tiles if count > 1 else -(-(skipped + tokens) // TILE)
+            inside = slice(skipped - first_tile * TILE, skipped - first_tile * TILE + tokens)
+            yield _Part(slice(page, page + count), slice(first_tile, last_tile), start, inside)
+            start += tokens
+
+    @property
+    def _group(self) -> int:
+        """Pages that go through the stages together."""
+        return max(1, GROUP_VALUES // (self.plan.window * self.plan.values))
 
     def _map(self, function: Callable[[_T], _R], items: Iterable[_T]) -> Iterator[_R]:
         work = list(items)
@@ -299,9 +315,9 @@ class Codec:
 
 @dataclass(frozen=True)
 class _Part:
-    """The tokens of one page within a range: its tiles, the first token, and where the tokens lie in the tiles."""
+    """Tokens of one page or of some whole ones: their tiles, the first token, and where the tokens lie in the tiles."""
 
-    page: int
+    pages: slice
     tiles: slice
     first_token: int
     inside: slice

@@ -103,8 +103,8 @@ def encode_pages(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Iter
     for page, exponent in enumerate(prepared.exponents):
         yield KindFields(
             exponent=exponent,
-            scale=prepared.mean_scales[page] if stream.mean else None,
-            mean=prepared.means[page] if stream.mean else None,
+            scale=prepared.mean_scales[page][None] if stream.mean else None,
+            mean=prepared.means[page][None] if stream.mean else None,
             words=words[page * tiles : (page + 1) * tiles],
             affine=affine[page * plan.window : (page + 1) * plan.window],
         )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from .kernels import inlined, kernel
 from .plan import StreamPlan
 from .tables import letter_costs
+from .vectors import LANES, spread_row
 
 #: Symbols of any letter fit in so many bits: ``levels**letter`` is at most 4096 and a field wastes less than a bit.
 FIELD_BITS = 12
@@ -91,40 +92,20 @@ def by_token(lanes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(lanes.transpose(0, 2, 1)).reshape(-1, lanes.shape[1])
 
 
-def entry_rows(letters: int) -> tuple[NDArray[np.uint16], NDArray[np.uint64]]:
-    """Scratch of a decoder, uint16 ``[letters, 32]``, and the same memory as uint64 for :func:`spread_fields`."""
-    entries = np.empty((letters, 32), np.uint16)
-    return entries, entries.view(np.uint64)
-
-
-# Where a lane's entry stands in a row of 32, so that two words of four entries merge into one word of bytes in lane
-# order: even lanes in the first half, odd lanes in the second.
-@inlined
-def entry_slot(lane):
-    return (lane >> np.uint64(1)) | ((lane & np.uint64(1)) << np.uint64(4))
-
-
 @inlined
 def spread_fields(entries, shift, field_bits, letter, head_dim, levels, first):
-    """Levels (bytes of a row of 32, as uint64 ``[n, 4]``, from row ``first`` on) of one sub-stream's entries.
+    """Levels of one sub-stream's letters, uint16 ``[letters * 32]`` with fields from bit ``shift`` on.
 
-    ``entries`` uint64 ``[letters, 8]``: four entries a word, standing at :func:`entry_slot`, with fields from bit
-    ``shift`` on.  Fields of 16 bits are shifted down and merged with those of the row's other half.
+    ``levels`` uint8, flat, receives a row of 32 lanes for every channel, from place ``first`` on.
     """
-    mask = np.uint64((1 << field_bits) - 1) * np.uint64(0x0001000100010001)
-    eight = np.uint64(8)
     per_head = (head_dim + letter - 1) // letter
-    for row in range(entries.shape[0]):
-        head = row // per_head
-        i = (row - head * per_head) * letter
-        even_odd = entries[row]
-        for k in range(min(letter, head_dim - i)):
-            down = np.uint64(shift + k * field_bits)
-            out = levels[first + head * head_dim + i + k]
-            for word in range(4):
-                even = (even_odd[word] >> down) & mask
-                odd = (even_odd[word + 4] >> down) & mask
-                out[word] = even | (odd << eight)
+    mask = (1 << field_bits) - 1
+    to = first
+    for row in range(entries.shape[0] // LANES):
+        channel = row % per_head * letter
+        for k in range(min(letter, head_dim - channel)):
+            spread_row(entries, row * LANES, shift + k * field_bits, mask, levels, to)
+            to += LANES
 
 
 @kernel

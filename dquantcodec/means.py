@@ -30,8 +30,8 @@ def window_means(rotated: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDA
 
 
 def mean_values(scale: NDArray[np.float16], mean: NDArray[np.int8]) -> NDArray[np.float32]:
-    """float32 ``[H, D]`` that the encoder subtracts and the decoder adds; FP16 times INT8 is exact in FP32."""
-    return scale.astype(np.float32)[:, None] * mean.astype(np.float32)
+    """float32 ``[..., H, D]`` that the encoder subtracts and the decoder adds; FP16 times INT8 is exact in FP32."""
+    return scale.astype(np.float32)[..., None] * mean.astype(np.float32)
 
 
 def round_up_half(x: NDArray[np.float32]) -> NDArray[np.float16]:

@@ -88,14 +88,14 @@ def _layout(plan: Plan) -> PageLayout:
 
 @dataclass(frozen=True, eq=False)
 class KindFields:
-    """The fields of one kind of one page, as arrays of their own.
+    """The fields of one kind of consecutive pages, often just one, as arrays of their own.
 
     exponent
-        Values were scaled by ``2**-exponent`` before coding.
+        Values were scaled by ``2**-exponent`` before coding; pages are taken together only if they share it.
     scale, mean
-        FP16 ``[H]`` and int8 ``[H, D]``, or None.
+        FP16 ``[pages, H]`` and int8 ``[pages, H, D]``, or None.
     words
-        uint16 or uint32 ``[tiles, S, words, 32]``.
+        uint16 or uint32 ``[tiles, S, words, 32]``, equally many tiles of every page.
     affine
         FP16 ``[32 * tiles, 2]``: offset and scale of every stream.
     """
@@ -116,35 +116,40 @@ def write_page(page: NDArray[np.uint8], plan: Plan, key: KindFields, value: Kind
         if fields.scale is not None and fields.mean is not None:
             page[at.scale_at : at.mean_at].view("<f2")[:] = fields.scale
             page[at.mean_at : at.mean_at + plan.values].view(np.int8)[:] = fields.mean.reshape(-1)
-        tiles = _tiles(page, layout, len(fields.words))
+        body = page[layout.head_bytes : layout.head_bytes + len(fields.words) * layout.tile_bytes]
+        tiles = body.reshape(-1, layout.tile_bytes)
         words = fields.words.astype(fields.words.dtype.newbyteorder("<"), copy=False).reshape(len(tiles), -1)
         tiles[:, at.words_at : at.affine_at] = words.view(np.uint8)
         affine = fields.affine.astype("<f2", copy=False).reshape(len(tiles), -1)
         tiles[:, at.affine_at : at.affine_at + 4 * TILE] = affine.view(np.uint8)
 
 
-def read_kind(page: NDArray[np.uint8], plan: Plan, kind: str, tiles: slice) -> KindFields:
-    """The fields of ``kind`` in ``tiles`` of ``page``, copied so that they are aligned and contiguous."""
+def page_exponents(pages: NDArray[np.uint8]) -> NDArray[np.int16]:
+    """The exponents of keys and of values ``[pages, 2]``."""
+    return np.ascontiguousarray(pages[:, :4]).view("<i2")
+
+
+def read_kind(pages: NDArray[np.uint8], plan: Plan, kind: str, tiles: slice) -> KindFields:
+    """The fields of ``kind`` in ``tiles`` of every page of uint8 ``[pages, page_bytes]``, which share an exponent.
+
+    They are copies, aligned and contiguous.
+    """
     layout = PageLayout.of(plan)
     stream: StreamPlan = getattr(plan, kind)
     at: StreamLayout = getattr(layout, kind)
     scale = mean = None
     if stream.mean:
-        scale = page[at.scale_at : at.mean_at].copy().view("<f2").astype(np.float16, copy=False)
-        mean = page[at.mean_at : at.mean_at + plan.values].copy().view(np.int8).reshape(plan.kv_heads, plan.head_dim)
-    body = _tiles(page, layout, layout.tiles)[tiles]
+        scale = np.ascontiguousarray(pages[:, at.scale_at : at.mean_at]).view("<f2").astype(np.float16, copy=False)
+        mean = np.ascontiguousarray(pages[:, at.mean_at : at.mean_at + plan.values]).view(np.int8)
+        mean = mean.reshape(-1, plan.kv_heads, plan.head_dim)
+    body = pages[:, layout.head_bytes :].reshape(len(pages), layout.tiles, layout.tile_bytes)[:, tiles]
     word = np.dtype(np.uint16 if stream.coder == "rans" else np.uint32)
-    words = np.ascontiguousarray(body[:, at.words_at : at.affine_at]).view(word.newbyteorder("<"))
-    affine = np.ascontiguousarray(body[:, at.affine_at : at.affine_at + 4 * TILE]).view("<f2")
-    exponents = page[:4].copy().view("<i2")
+    words = np.ascontiguousarray(body[:, :, at.words_at : at.affine_at]).view(word.newbyteorder("<"))
+    affine = np.ascontiguousarray(body[:, :, at.affine_at : at.affine_at + 4 * TILE]).view("<f2")
     return KindFields(
-        exponent=int(exponents[KINDS.index(kind)]),
+        exponent=int(page_exponents(pages[:1])[0, KINDS.index(kind)]),
         scale=scale,
         mean=mean,
-        words=words.astype(word, copy=False).reshape(len(body), stream.substreams, stream.words, TILE),
+        words=words.astype(word, copy=False).reshape(-1, stream.substreams, stream.words, TILE),
         affine=affine.astype(np.float16, copy=False).reshape(-1, 2),
     )
-
-
-def _tiles(page: NDArray[np.uint8], layout: PageLayout, count: int) -> NDArray[np.uint8]:
-    return page[layout.head_bytes : layout.head_bytes + count * layout.tile_bytes].reshape(count, layout.tile_bytes)

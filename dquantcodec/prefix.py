@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kernels import inlined, kernel
-from .letters import FIELD_BITS, by_token, entry_rows, entry_slot, letter_table, spread_fields
+from .letters import FIELD_BITS, by_token, letter_table, spread_fields
 from .plan import StreamPlan
 from .profile import TILE
 from .status import OVERRUN, PADDING
 from .tables import code_lengths
+from .vectors import LANES, WIDTH, load_bits, turn_words
 
 # A window entry is uint16: code length in bits 0-3, the letter's symbols as fields in bits 4-15.
 LENGTH_BITS = 4
@@ -92,7 +93,7 @@ def decode_levels(
     status = np.empty((tiles, substreams, TILE), np.uint8)
     decode_tiles(
         words, prefix_table(plan).window, plan.precision, letters,
-        table.field_bits, plan.letter, head_dim, strict, *entry_rows(letters), levels, levels.view(np.uint64), status,
+        table.field_bits, plan.letter, head_dim, strict, levels, status,
     )  # fmt: skip
     return levels, status
 
@@ -128,67 +129,90 @@ def encode_tiles(letters, codes, words, used):
                 column[at] = np.uint32(pending)
 
 
+# A read of 64 bits from a byte on holds at least this many of a stream: enough for several letters.
+READ_BITS = 57
+
+
 @inlined
-def bits_from(flat, lane, bit):
-    """At least 33 bits of a lane's stream from ``bit`` on, the next one lowest: enough for two letters."""
-    at = lane + (bit & ~np.uint64(31))  # row bit // 32 of 32 words
-    both = (np.uint64(flat[at + np.uint64(32)]) << np.uint64(32)) | np.uint64(flat[at])
-    return both >> (bit & np.uint64(31))
+def load_streams(words, first, capacity, streams, stride):
+    """Words ``[capacity, 32]`` of a tile, from place ``first`` on, to 32 streams ``stride`` words apart."""
+    whole = capacity // WIDTH * WIDTH
+    for row in range(0, whole, WIDTH):
+        for lane in range(0, LANES, WIDTH):
+            turn_words(words, first + row * LANES + lane, LANES, streams, lane * stride + row, stride)
+    for row in range(whole, capacity):
+        for lane in range(LANES):
+            streams[lane * stride + row] = words[first + row * LANES + lane]
+
+
+@inlined
+def bits_from(stream, bit):
+    return load_bits(stream, bit >> np.uint64(3)) >> (bit & np.uint64(7))
+
+
+@inlined
+def take_letter(bits, at, window, mask, entries, place):
+    """Look up a letter, keep its entry, and step over its code."""
+    entry = window[bits & mask]
+    entries[place] = entry
+    length = np.uint64(entry) & np.uint64(15)
+    return bits >> length, at + length
 
 
 @kernel
-def decode_tiles(
-    words, window, precision, letters, field_bits, letter, head_dim, strict, entries, pairs, levels, bytes_, status
-):
+def decode_tiles(words, window, precision, letters, field_bits, letter, head_dim, strict, levels, status):
     mask = np.uint64((1 << precision) - 1)
-    length = np.uint64(15)
     tiles, substreams, capacity, lanes = words.shape
     size = levels.shape[1] // substreams
-    # No code is longer than `precision` bits, so a copy with zero rows up to the longest possible stream confines
-    # every read without a check in the loop.
-    rows = np.zeros((max(capacity, (letters * precision + 1) // 32 + 1) + 2, 32), np.uint32)
-    flat = rows.reshape(-1)
-    used = np.empty(32, np.uint64)
+    # No code is longer than `precision` bits, so a copy with zero words up to the longest possible stream, and one read
+    # more, confines every read without a check in the loop.
+    stride = (max(capacity, (letters * precision + 1) // 32 + 1) + 2 + WIDTH - 1) // WIDTH * WIDTH
+    streams = np.zeros(lanes * stride, np.uint32)
+    stream = streams.view(np.uint8)
+    used = np.empty(lanes, np.uint64)
+    entries = np.empty(letters * lanes, np.uint16)
+    flat, out = words.reshape(-1), levels.reshape(-1)
+    per_read = READ_BITS // precision
+    one, row = np.uint64(1), np.uint64(lanes)
     for tile in range(tiles):
         for j in range(substreams):
-            for row in range(capacity):
-                for lane in range(lanes):
-                    rows[row, lane] = words[tile, j, row, lane]
-            # Four lanes in lockstep hide the latency of the table; two letters share a read of the stream.
-            for lane in range(0, lanes, 4):
-                a, b, c, d = np.uint64(lane), np.uint64(lane + 1), np.uint64(lane + 2), np.uint64(lane + 3)
-                o, x, y, z = entry_slot(a), entry_slot(b), entry_slot(c), entry_slot(d)
-                p = q = r = s = np.uint64(1)
-                for i in range(0, letters - 1, 2):
-                    first, second = entries[i], entries[i + 1]
-                    t, u = bits_from(flat, a, p), bits_from(flat, b, q)
-                    v, w = bits_from(flat, c, r), bits_from(flat, d, s)
-                    e, f, g, h = window[t & mask], window[u & mask], window[v & mask], window[w & mask]
-                    first[o], first[x], first[y], first[z] = e, f, g, h
-                    e, f, g, h = e & length, f & length, g & length, h & length
-                    p, q, r, s = p + e, q + f, r + g, s + h
-                    e, f = window[(t >> e) & mask], window[(u >> f) & mask]
-                    g, h = window[(v >> g) & mask], window[(w >> h) & mask]
-                    second[o], second[x], second[y], second[z] = e, f, g, h
-                    p, q, r, s = p + (e & length), q + (f & length), r + (g & length), s + (h & length)
-                if letters & 1:
-                    last = entries[letters - 1]
-                    e, f = window[bits_from(flat, a, p) & mask], window[bits_from(flat, b, q) & mask]
-                    g, h = window[bits_from(flat, c, r) & mask], window[bits_from(flat, d, s) & mask]
-                    last[o], last[x], last[y], last[z] = e, f, g, h
-                    p, q, r, s = p + (e & length), q + (f & length), r + (g & length), s + (h & length)
-                used[lane], used[lane + 1], used[lane + 2], used[lane + 3] = p, q, r, s
-            spread_fields(pairs, 4, field_bits, letter, head_dim, bytes_[tile], j * size)
+            load_streams(flat, (tile * substreams + j) * capacity * lanes, capacity, streams, stride)
+            # Eight lanes in lockstep hide the latency of the table.
+            for lane in range(0, lanes, 8):
+                place = np.uint64(lane)
+                bits = np.uint64(32 * stride)
+                begin = place * bits + one
+                a, b, c, d = begin, begin + bits, begin + np.uint64(2) * bits, begin + np.uint64(3) * bits
+                half = begin + np.uint64(4) * bits
+                e, f, g, h = half, half + bits, half + np.uint64(2) * bits, half + np.uint64(3) * bits
+                for first in range(0, letters, per_read):
+                    s, t, u, v = bits_from(stream, a), bits_from(stream, b), bits_from(stream, c), bits_from(stream, d)
+                    w, x, y, z = bits_from(stream, e), bits_from(stream, f), bits_from(stream, g), bits_from(stream, h)
+                    for _ in range(min(per_read, letters - first)):
+                        s, a = take_letter(s, a, window, mask, entries, place)
+                        t, b = take_letter(t, b, window, mask, entries, place + np.uint64(1))
+                        u, c = take_letter(u, c, window, mask, entries, place + np.uint64(2))
+                        v, d = take_letter(v, d, window, mask, entries, place + np.uint64(3))
+                        w, e = take_letter(w, e, window, mask, entries, place + np.uint64(4))
+                        x, f = take_letter(x, f, window, mask, entries, place + np.uint64(5))
+                        y, g = take_letter(y, g, window, mask, entries, place + np.uint64(6))
+                        z, h = take_letter(z, h, window, mask, entries, place + np.uint64(7))
+                        place += row
+                ends = (a, b, c, d, e, f, g, h)
+                for k in range(8):
+                    used[lane + k] = ends[k] - np.uint64(lane + k) * bits
+            spread_fields(entries, 4, field_bits, letter, head_dim, out, (tile * substreams + j) * size * lanes)
             for lane in range(lanes):
                 bit = np.int64(used[lane])
+                column = streams[lane * stride : lane * stride + capacity]
                 state = 0
                 if strict and bit <= 32 * capacity:
-                    if rows[0, lane] & np.uint32(1):
+                    if column[0] & np.uint32(1):
                         state = PADDING
-                    if bit & 31 and rows[bit >> 5, lane] >> np.uint32(bit & 31):
+                    if bit & 31 and column[bit >> 5] >> np.uint32(bit & 31):
                         state = PADDING
-                    for row in range((bit + 31) >> 5, capacity):
-                        if rows[row, lane] != 0:
+                    for word in range((bit + 31) >> 5, capacity):
+                        if column[word] != 0:
                             state = PADDING
                 if bit > 32 * capacity:
                     state = OVERRUN

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kernels import inlined, kernel
-from .letters import by_token, entry_rows, entry_slot, letter_table, spread_fields
+from .letters import by_token, letter_table, spread_fields
 from .plan import StreamPlan
 from .profile import TILE
 from .status import OVERRUN, PADDING, STATE
@@ -96,7 +96,7 @@ def decode_levels(
     table = rans_table(plan)
     decode_tiles(
         words, table.advance, table.fields, plan.precision, letters,
-        letter.field_bits, plan.letter, head_dim, strict, *entry_rows(letters), levels, levels.view(np.uint64), status,
+        letter.field_bits, plan.letter, head_dim, strict, levels, status,
     )  # fmt: skip
     return levels, status
 
@@ -152,79 +152,60 @@ def encode_tiles(letters, step, reciprocal, precision, words, used):
 
 
 @inlined
-def next_state(x, advance, p):
-    return np.uint32(np.uint32(advance >> np.uint32(16)) * np.uint32(x >> p) + (advance & np.uint32(0xFFFF)))
-
-
-@inlined
-def refill(x, flat, at):
-    """The state with a word shifted in where it fell below 2**16, and the place of the lane's next word."""
+def take_letter(x, at, advance, fields, p, mask, flat, entries, place):
+    """Keep a letter's fields; the state without it, a word shifted in where it fell below 2**16, and the next word's
+    place."""
+    slot = x & mask
+    entries[place] = fields[slot]
+    step = advance[slot]
+    x = np.uint32(np.uint32(step >> np.uint32(16)) * np.uint32(x >> p) + (step & np.uint32(0xFFFF)))
     word = np.uint32(flat[at])
     low = x < np.uint32(65536)
     x = np.uint32(np.uint32(x << np.uint32(16)) | word) if low else x
-    at = at + np.uint64(32) if low else at
-    return x, at
+    return x, at + np.uint64(32) if low else at
 
 
 @kernel
-def decode_tiles(
-    words,
-    advance,
-    fields,
-    precision,
-    letters,
-    field_bits,
-    letter,
-    head_dim,
-    strict,
-    entries,
-    pairs,
-    levels,
-    bytes_,
-    status,
-):
+def decode_tiles(words, advance, fields, precision, letters, field_bits, letter, head_dim, strict, levels, status):
     p = np.uint32(precision)
     mask = np.uint32((1 << precision) - 1)
-    sixteen = np.uint32(16)
     tiles, substreams, capacity, lanes = words.shape
     size = levels.shape[1] // substreams
     # A letter reads one word at most, so a copy with zero rows up to that confines every read without a check in
     # the loop.
-    rows = np.zeros((max(capacity, letters + 2) + 1, 32), np.uint16)
-    flat = rows.reshape(-1)
-    state = np.empty(32, np.uint32)
-    used = np.empty(32, np.int64)
+    rows = np.zeros((max(capacity, letters + 2) + 1, lanes), np.uint16)
+    flat, out = rows.reshape(-1), levels.reshape(-1)
+    entries = np.empty(letters * lanes, np.uint16)
+    state = np.empty(lanes, np.uint32)
+    used = np.empty(lanes, np.int64)
+    two, row = np.uint64(2 * lanes), np.uint64(lanes)
     for tile in range(tiles):
         for j in range(substreams):
-            for row in range(capacity):
+            for word in range(capacity):
                 for lane in range(lanes):
-                    rows[row, lane] = words[tile, j, row, lane]
+                    rows[word, lane] = words[tile, j, word, lane]
             for lane in range(lanes):
-                state[lane] = np.uint32(np.uint32(rows[0, lane]) << sixteen) | np.uint32(rows[1, lane])
-            # Four lanes in lockstep hide the latency of the table and the multiplication.
+                state[lane] = np.uint32(np.uint32(rows[0, lane]) << np.uint32(16)) | np.uint32(rows[1, lane])
+            # Lanes in lockstep hide the latency of the table and the multiplication.
             for lane in range(0, lanes, 4):
-                a, b, c, d = np.uint64(lane), np.uint64(lane + 1), np.uint64(lane + 2), np.uint64(lane + 3)
-                o, q, r, s = entry_slot(a), entry_slot(b), entry_slot(c), entry_slot(d)
-                x, y, z, w = state[a], state[b], state[c], state[d]
-                at_x, at_y, at_z, at_w = a + np.uint64(64), b + np.uint64(64), c + np.uint64(64), d + np.uint64(64)
-                for i in range(letters):
-                    entry = entries[i]
-                    e, f, g, h = x & mask, y & mask, z & mask, w & mask
-                    entry[o], entry[q], entry[r], entry[s] = fields[e], fields[f], fields[g], fields[h]
-                    x, y = next_state(x, advance[e], p), next_state(y, advance[f], p)
-                    z, w = next_state(z, advance[g], p), next_state(w, advance[h], p)
-                    x, at_x = refill(x, flat, at_x)
-                    y, at_y = refill(y, flat, at_y)
-                    z, at_z = refill(z, flat, at_z)
-                    w, at_w = refill(w, flat, at_w)
-                state[a], state[b], state[c], state[d] = x, y, z, w
-                used[a], used[b], used[c], used[d] = at_x // 32, at_y // 32, at_z // 32, at_w // 32
-            spread_fields(pairs, 0, field_bits, letter, head_dim, bytes_[tile], j * size)
+                x, y, z, w = state[lane], state[lane + 1], state[lane + 2], state[lane + 3]
+                place = np.uint64(lane)
+                a = place + two
+                b, c, d = a + np.uint64(1), a + np.uint64(2), a + np.uint64(3)
+                for _ in range(letters):
+                    x, a = take_letter(x, a, advance, fields, p, mask, flat, entries, place)
+                    y, b = take_letter(y, b, advance, fields, p, mask, flat, entries, place + np.uint64(1))
+                    z, c = take_letter(z, c, advance, fields, p, mask, flat, entries, place + np.uint64(2))
+                    w, d = take_letter(w, d, advance, fields, p, mask, flat, entries, place + np.uint64(3))
+                    place += row
+                state[lane], state[lane + 1], state[lane + 2], state[lane + 3] = x, y, z, w
+                used[lane], used[lane + 1], used[lane + 2], used[lane + 3] = a // row, b // row, c // row, d // row
+            spread_fields(entries, 0, field_bits, letter, head_dim, out, (tile * substreams + j) * size * lanes)
             for lane in range(lanes):
                 verdict = 0
                 if strict:
-                    for row in range(used[lane], capacity):
-                        if rows[row, lane] != 0:
+                    for word in range(used[lane], capacity):
+                        if rows[word, lane] != 0:
                             verdict = PADDING
                 if state[lane] != np.uint32(65536):
                     verdict = STATE

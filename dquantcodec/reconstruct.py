@@ -14,7 +14,8 @@ from .kernels import kernel
 from .means import mean_values
 from .page import KindFields
 from .plan import Plan
-from .rotate import LANES, hadamard_columns, store_columns, transform
+from .rotate import hadamard_columns, store_columns, transform
+from .vectors import LANES, add_row, affine_row
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -25,10 +26,10 @@ def reconstruct(fields: KindFields, levels: NDArray[np.uint8], plan: Plan) -> ND
     if fields.scale is not None and fields.mean is not None:
         mean = mean_values(fields.scale, fields.mean)
     else:
-        mean = np.zeros((0, 0), np.float32)
+        mean = np.zeros((0, 0, 0), np.float32)
     rotation = transform(plan.head_dim)
     reconstruct_tiles(
-        levels, fields.affine.astype(np.float32), mean,
+        levels, *np.ascontiguousarray(fields.affine.T, np.float32), mean,
         rotation.blocks, rotation.transposed, rotation.scales * plan.signs.astype(np.float32), out,
     )  # fmt: skip
     if fields.exponent:
@@ -41,29 +42,18 @@ def reconstruct(fields: KindFields, levels: NDArray[np.uint8], plan: Plan) -> ND
 
 
 @kernel
-def reconstruct_tiles(levels, affine, mean, blocks, transposed, after, out):
-    _, heads, dim = out.shape
-    columns = np.empty((dim, LANES), np.float32)
-    offset = np.empty(LANES, np.float32)
-    scale = np.empty(LANES, np.float32)
-    lanes = columns.shape[1]
-    for tile in range(levels.shape[0]):
-        first = tile * LANES
-        for lane in range(LANES):
-            offset[lane] = affine[first + lane, 0]
-            scale[lane] = affine[first + lane, 1]
+def reconstruct_tiles(levels, offset, scale, mean, blocks, transposed, after, out):
+    tiles, heads, dim = levels.shape[0], out.shape[1], out.shape[2]
+    flat = levels.reshape(-1)
+    columns = np.empty(dim * LANES, np.float32)
+    for tile in range(tiles):
         for h in range(heads):
+            at = (tile * heads + h) * dim * LANES
             for d in range(dim):
-                # A row of bytes, then a row of numbers: two loops that both become vector loops.
-                row = levels[tile, h * dim + d]
-                column = columns[d]
-                for lane in range(lanes):
-                    column[lane] = np.float32(np.int32(row[lane]))
-                for lane in range(lanes):
-                    column[lane] = offset[lane] + scale[lane] * column[lane]
+                affine_row(flat, at + d * LANES, offset, scale, tile * LANES, columns, d * LANES)
             if mean.shape[0] > 0:
+                page = tile * mean.shape[0] // tiles
                 for d in range(dim):
-                    for lane in range(lanes):
-                        columns[d, lane] += mean[h, d]
+                    add_row(mean[page, h, d], columns, d * LANES)
             hadamard_columns(columns, blocks, transposed)
-            store_columns(columns, after[h], out, first, h, lanes)
+            store_columns(columns, after, out, tile * LANES, h, LANES)

@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kernels import inlined, kernel
+from .vectors import LANES, WIDTH, butterfly2, butterfly4, butterfly8, turn_tokens_in, turn_tokens_out
 
 #: Odd factors of admissible block orders and the prime of the Paley matrix of order 4r; I: q + 1, II: 2(q + 1).
 PALEY = {3: (11, "I"), 5: (19, "I"), 7: (13, "II"), 9: (17, "II"), 11: (43, "I"), 15: (59, "I")}
-
-#: Tokens a transform works on side by side.
-LANES = 32
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -150,90 +148,98 @@ def unrotate(rotated: NDArray[np.float32], signs: NDArray[np.int8]) -> NDArray[n
 def turn_tokens(values, before, blocks, matrices, after, out):
     """``out = after * (transform of (before * values))`` per token and head; factors float32 ``[H, D]``."""
     tokens, heads, dim = values.shape
-    columns = np.zeros((dim, LANES), np.float32)
+    columns = np.zeros(dim * LANES, np.float32)
     for first in range(0, tokens, LANES):
         lanes = min(LANES, tokens - first)
         for h in range(heads):
-            load_columns(values, first, h, lanes, before[h], columns)
+            load_columns(values, first, h, lanes, before, columns)
             hadamard_columns(columns, blocks, matrices)
-            store_columns(columns, after[h], out, first, h, lanes)
+            store_columns(columns, after, out, first, h, lanes)
+
+
+# One head of up to 32 tokens side by side is float32 ``[D * 32]``, lanes (tokens) fastest: every step of the transform
+# is a vector step.  Whole blocks of WIDTH tokens and channels are turned in registers, what is left one by one.
 
 
 @inlined
 def load_columns(values, first, h, lanes, factor, columns):
-    """One head of ``lanes`` tokens side by side; four tokens at a time keep reads and writes in few cache lines."""
-    fours = lanes // 4 * 4
-    for lane in range(0, fours, 4):
-        t = first + lane
-        w, x, y, z = values[t, h], values[t + 1, h], values[t + 2, h], values[t + 3, h]
-        for d in range(columns.shape[0]):
-            f = factor[d]
-            columns[d, lane], columns[d, lane + 1] = w[d] * f, x[d] * f
-            columns[d, lane + 2], columns[d, lane + 3] = y[d] * f, z[d] * f
-    for lane in range(fours, lanes):
-        for d in range(columns.shape[0]):
-            columns[d, lane] = values[first + lane, h, d] * factor[d]
+    _, heads, dim = values.shape
+    flat, factors = values.reshape(-1), factor.reshape(-1)
+    for lane in range(0, lanes, WIDTH):
+        at = ((first + lane) * heads + h) * dim
+        whole = dim // WIDTH * WIDTH if lane + WIDTH <= lanes else 0
+        for d in range(0, whole, WIDTH):
+            turn_tokens_in(flat, at + d, heads * dim, factors, h * dim + d, columns, d * LANES + lane, LANES)
+        for k in range(lane, min(lane + WIDTH, lanes)):
+            for d in range(whole, dim):
+                columns[d * LANES + k] = values[first + k, h, d] * factor[h, d]
 
 
 @inlined
 def store_columns(columns, factor, out, first, h, lanes):
     """The inverse of :func:`load_columns`."""
-    fours = lanes // 4 * 4
-    for lane in range(0, fours, 4):
-        t = first + lane
-        w, x, y, z = out[t, h], out[t + 1, h], out[t + 2, h], out[t + 3, h]
-        for d in range(columns.shape[0]):
-            f = factor[d]
-            w[d], x[d] = columns[d, lane] * f, columns[d, lane + 1] * f
-            y[d], z[d] = columns[d, lane + 2] * f, columns[d, lane + 3] * f
-    for lane in range(fours, lanes):
-        for d in range(columns.shape[0]):
-            out[first + lane, h, d] = columns[d, lane] * factor[d]
+    _, heads, dim = out.shape
+    flat, factors = out.reshape(-1), factor.reshape(-1)
+    for lane in range(0, lanes, WIDTH):
+        to = ((first + lane) * heads + h) * dim
+        whole = dim // WIDTH * WIDTH if lane + WIDTH <= lanes else 0
+        for d in range(0, whole, WIDTH):
+            turn_tokens_out(columns, d * LANES + lane, LANES, factors, h * dim + d, flat, to + d, heads * dim)
+        for k in range(lane, min(lane + WIDTH, lanes)):
+            for d in range(whole, dim):
+                out[first + k, h, d] = columns[d * LANES + k] * factor[h, d]
 
 
 @inlined
 def hadamard_columns(columns, blocks, matrices):
-    """In place on ``columns`` [D, 32], not yet scaled: one head of 32 tokens, so that every step is a vector step.
+    """In place on ``columns``, not yet scaled.
 
-    Butterflies run h = 1, 2, 4, ... as the specification has them; two of them share a pass over memory.
+    Butterflies run h = 1, 2, 4, ... as the specification has them; up to three of them share a pass over memory.
     """
-    # A length the compiler does not know: loops of a known 32 are unrolled before they could be vectorised.
-    lanes = columns.shape[1]
-    scratch = np.empty((64, lanes), np.float32)
     for b in range(blocks.shape[0]):
         start, order, size, at = blocks[b, 0], blocks[b, 1], blocks[b, 2], blocks[b, 3]
         end = start + order
         run = order // size
         h = 1
-        while 4 * h <= run:
+        while 8 * h <= run:
+            for i in range(start, end, 8 * h):
+                for j in range(i, i + h):
+                    butterfly8(columns, j * LANES, h * LANES)
+            h *= 8
+        if 4 * h <= run:
             for i in range(start, end, 4 * h):
                 for j in range(i, i + h):
-                    for lane in range(lanes):
-                        w, x = columns[j, lane], columns[j + h, lane]
-                        y, z = columns[j + 2 * h, lane], columns[j + 3 * h, lane]
-                        p, q, r, s = w + x, w - x, y + z, y - z
-                        columns[j, lane], columns[j + h, lane] = p + r, q + s
-                        columns[j + 2 * h, lane], columns[j + 3 * h, lane] = p - r, q - s
+                    butterfly4(columns, j * LANES, h * LANES)
             h *= 4
-        if h < run:
+        if 2 * h <= run:
             for i in range(start, end, 2 * h):
                 for j in range(i, i + h):
-                    for lane in range(lanes):
-                        w, x = columns[j, lane], columns[j + h, lane]
-                        columns[j, lane], columns[j + h, lane] = w + x, w - x
+                    butterfly2(columns, j * LANES, h * LANES)
         if size > 1:
-            for c in range(start, start + run):
-                for i in range(size):
-                    for lane in range(lanes):
-                        scratch[i, lane] = columns[c + i * run, lane]
-                for i in range(size):
-                    signs = matrices[at + i * size : at + (i + 1) * size]
-                    # Sums run in ascending order, four terms to a pass; Paley orders are multiples of four.
-                    for lane in range(lanes):
-                        columns[c + i * run, lane] = np.float32(0)
-                    for k in range(0, size, 4):
-                        e, f, g, o = signs[k], signs[k + 1], signs[k + 2], signs[k + 3]
-                        for lane in range(lanes):
-                            columns[c + i * run, lane] = (
-                                columns[c + i * run, lane] + scratch[k, lane] * e + scratch[k + 1, lane] * f
-                            ) + scratch[k + 2, lane] * g + scratch[k + 3, lane] * o  # fmt: skip
+            paley_columns(columns, start, run, size, matrices[at : at + size * size])
+
+
+@inlined
+def paley_columns(columns, start, run, size, matrix):
+    """The Paley factor of one block: ``run`` products of a matrix with rows that stand ``run`` apart."""
+    rows = columns.reshape(-1, LANES)
+    # A length the compiler does not know: loops of a known 32 are unrolled before they could be vectorised.
+    lanes = rows.shape[1]
+    scratch = np.empty((64, lanes), np.float32)
+    for c in range(start, start + run):
+        for i in range(size):
+            for lane in range(lanes):
+                scratch[i, lane] = rows[c + i * run, lane]
+        for i in range(size):
+            signs = matrix[i * size : (i + 1) * size]
+            # Sums run in ascending order, four terms to a pass; Paley orders are multiples of four.
+            for lane in range(lanes):
+                rows[c + i * run, lane] = np.float32(0)
+            for k in range(0, size, 4):
+                e, f, g, o = signs[k], signs[k + 1], signs[k + 2], signs[k + 3]
+                for lane in range(lanes):
+                    rows[c + i * run, lane] = (
+                        (rows[c + i * run, lane] + scratch[k, lane] * e + scratch[k + 1, lane] * f)
+                        + scratch[k + 2, lane] * g
+                        + scratch[k + 3, lane] * o
+                    )

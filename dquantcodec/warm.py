@@ -87,7 +87,7 @@ def _decode(coder: str) -> None:
 
     plan = _plan(coder)
     page = np.zeros(PageLayout.of(plan).page_bytes, np.uint8)
-    fields = read_kind(page, plan, "key", slice(0, 1))
+    fields = read_kind(page[None], plan, "key", slice(0, 1))
     levels, _ = decode_levels(fields, plan, plan.key)
     x = reconstruct(fields, levels, plan)
     for dtype in (np.dtype(np.float16), BFLOAT16):
@@ -101,7 +101,9 @@ def _attend(_coder: str) -> None:
 
     query = np.ones((2, 1, 8), np.float32)
     levels = np.zeros((1, 16, 32), np.uint8)
-    part = Levels(levels, np.zeros((32, 2), np.float32), np.zeros((0, 0), np.float32), 1.0, slice(0, 1), np.float32(0))
+    part = Levels(
+        levels, np.zeros((32, 2), np.float32), np.zeros((0, 1, 1), np.float32), 1.0, slice(0, 1), np.float32(0)
+    )
     over_levels(Problem(query, query, (2, 8)), part, part)
 
 

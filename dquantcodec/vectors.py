@@ -1,0 +1,277 @@
+"""Steps on rows of 32 lanes for which Python has no words: LLVM vectors, one short function a step.
+
+LLVM turns them into whatever vectors the processor has (SSE, AVX2, AVX-512, NEON); lanes never mix except where a block
+is turned, so results do not depend on the width.  Arrays are one-dimensional and contiguous, places in them int64
+(uint64 for :func:`load_bits`); nothing is checked: the calling kernel keeps every access inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+#: Lanes of a row; the same as the tokens of a tile.
+LANES = 32
+#: Lanes a step holds in registers at once: eight rows of eight FP32 fill half the registers of AVX2.
+WIDTH = 8
+
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+
+
+class _Step:
+    """The LLVM builder of one step, with loads and stores of vectors at places of Numba arrays."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+        self.context, self.builder, self.types, self.arguments = context, builder, signature.args, arguments
+
+    def pointer(self, array: int, at: Any, element: ir.Type) -> Any:
+        """Address of element ``at`` of argument ``array``, as a pointer to ``element``."""
+        data = self.context.make_array(self.types[array])(self.context, self.builder, self.arguments[array]).data
+        return self.builder.bitcast(self.builder.gep(data, [at]), element.as_pointer())
+
+    def vector(self, array: int, lanes: int) -> ir.VectorType:
+        return ir.VectorType(self.context.get_data_type(self.types[array].dtype), lanes)
+
+    def load(self, array: int, at: Any, lanes: int) -> Any:
+        vector = self.vector(array, lanes)
+        return self.builder.load(self.pointer(array, at, vector), align=self.types[array].dtype.bitwidth // 8)
+
+    def scalar(self, array: int, at: Any) -> Any:
+        return self.builder.load(self.pointer(array, at, self.context.get_data_type(self.types[array].dtype)))
+
+    def store(self, value: Any, array: int, at: Any) -> None:
+        align = self.types[array].dtype.bitwidth // 8
+        self.builder.store(value, self.pointer(array, at, value.type), align=align)
+
+    def place(self, first: Any, stride: Any, count: int) -> Any:
+        return self.builder.add(first, self.builder.mul(stride, ir.Constant(_I64, count)))
+
+    def offset(self, at: Any, count: int) -> Any:
+        return self.builder.add(at, ir.Constant(_I64, count))
+
+    def add_product(self, x: Any, y: Any, total: Any) -> Any:
+        """``x * y + total``, rounded once or twice: only where the bytes of no page depend on it."""
+        contract = ("contract",)
+        return self.builder.fadd(self.builder.fmul(x, y, flags=contract), total, flags=contract)
+
+    def splat(self, value: Any, lanes: int) -> Any:
+        vector = ir.VectorType(value.type, lanes)
+        one = self.builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(_I32, 0))
+        pattern = ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes)
+        return self.builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), pattern)
+
+    def turned(self, rows: list[Any]) -> list[Any]:
+        """Columns of as many rows as each has lanes: interleaving row i with row i + half, log2 times."""
+        half = len(rows) // 2
+        patterns = [
+            ir.Constant(ir.VectorType(_I32, 2 * half), [x for i in lanes for x in (i, 2 * half + i)])
+            for lanes in (range(half), range(half, 2 * half))
+        ]
+        span = len(rows)
+        while span > 1:
+            rows = [
+                self.builder.shuffle_vector(rows[i], rows[i + half], pattern)
+                for i in range(half)
+                for pattern in patterns
+            ]
+            span //= 2
+        return rows
+
+
+@intrinsic
+def load_bits(_context: Any, stream: Any, at: Any) -> Any:
+    """The 64 bits from byte ``at`` of ``stream`` uint8 on, lowest byte first."""
+
+    def generate(*call: Any) -> Any:
+        step = _Step(*call)
+        return step.builder.load(step.pointer(0, step.arguments[1], _I64), align=1)
+
+    return types.uint64(stream, types.uint64), generate
+
+
+@intrinsic
+def spread_row(_context: Any, entries: Any, at: Any, down: Any, mask: Any, levels: Any, to: Any) -> Any:
+    """``levels[to + i] = (entries[at + i] >> down) & mask`` for a row; uint16 to uint8."""
+
+    def generate(*call: Any) -> Any:
+        step = _Step(*call)
+        _, at, down, mask, _, to = step.arguments
+        down, mask = (step.splat(step.builder.trunc(x, ir.IntType(16)), LANES) for x in (down, mask))
+        field = step.builder.and_(step.builder.lshr(step.load(0, at, LANES), down), mask)
+        step.store(step.builder.trunc(field, step.vector(4, LANES)), 4, to)
+        return step.context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(entries, i64, i64, i64, levels, i64), generate
+
+
+@intrinsic
+def affine_row(_context: Any, levels: Any, at: Any, offset: Any, scale: Any, first: Any, out: Any, to: Any) -> Any:
+    """``out[to + i] = offset[first + i] + scale[first + i] * levels[at + i]`` for a row; uint8 to float32."""
+
+    def generate(*call: Any) -> Any:
+        step = _Step(*call)
+        _, at, _, _, first, _, to = step.arguments
+        for lane in range(0, LANES, WIDTH):
+            here = step.offset(first, lane)
+            level = step.builder.uitofp(step.load(0, step.offset(at, lane), WIDTH), step.vector(5, WIDTH))
+            value = step.builder.fadd(step.load(2, here, WIDTH), step.builder.fmul(step.load(3, here, WIDTH), level))
+            step.store(value, 5, step.offset(to, lane))
+        return step.context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(levels, i64, offset, scale, i64, out, i64), generate
+
+
+@intrinsic
+def add_row(_context: Any, value: Any, out: Any, to: Any) -> Any:
+    """``out[to + i] += value`` for a row of float32."""
+
+    def generate(*call: Any) -> Any:
+        step = _Step(*call)
+        value = step.splat(step.arguments[0], WIDTH)
+        for lane in range(0, LANES, WIDTH):
+            here = step.offset(step.arguments[2], lane)
+            step.store(step.builder.fadd(step.load(1, here, WIDTH), value), 1, here)
+        return step.context.get_dummy_value()
+
+    return types.void(types.float32, out, types.int64), generate
+
+
+def _dot(count: int) -> Callable[..., Any]:
+    @intrinsic
+    def dot(_context: Any, weights: Any, first: Any, rows: Any, at: Any, out: Any, to: Any) -> Any:
+        """``out[to + i] += sum over k < count of weights[first + k] * rows[at + 32 * k + i]`` for a row of float32."""
+
+        def generate(*call: Any) -> Any:
+            step = _Step(*call)
+            _, first, _, at, _, to = step.arguments
+            weights = [step.splat(step.scalar(0, step.offset(first, k)), WIDTH) for k in range(count)]
+            for lane in range(0, LANES, WIDTH):
+                total = step.load(4, step.offset(to, lane), WIDTH)
+                for k, weight in enumerate(weights):
+                    total = step.add_product(weight, step.load(2, step.offset(at, LANES * k + lane), WIDTH), total)
+                step.store(total, 4, step.offset(to, lane))
+            return step.context.get_dummy_value()
+
+        i64 = types.int64
+        return types.void(weights, i64, rows, i64, out, i64), generate
+
+    return dot  # type: ignore[no-any-return]
+
+
+#: One row, and as many as a step's weights fit in registers.
+dot_row, dot_rows = _dot(1), _dot(WIDTH)
+
+
+def _mix(count: int) -> Callable[..., Any]:
+    @intrinsic
+    def mix(_context: Any, weights: Any, first: Any, rows: Any, at: Any, out: Any, to: Any) -> Any:
+        """``out[to + 8 * k + i] += sum over g of weights[first + 8 * g + i] * rows[at + 32 * k + 8 * g + i]``.
+
+        For ``count`` rows ``k``: the products of a row of lanes with as many weights, every eighth added up.
+        """
+
+        def generate(*call: Any) -> Any:
+            step = _Step(*call)
+            _, first, _, at, _, to = step.arguments
+            weights = [step.load(0, step.offset(first, lane), WIDTH) for lane in range(0, LANES, WIDTH)]
+            for k in range(count):
+                total = step.load(4, step.offset(to, WIDTH * k), WIDTH)
+                for g, weight in enumerate(weights):
+                    total = step.add_product(weight, step.load(2, step.offset(at, LANES * k + WIDTH * g), WIDTH), total)
+                step.store(total, 4, step.offset(to, WIDTH * k))
+            return step.context.get_dummy_value()
+
+        i64 = types.int64
+        return types.void(weights, i64, rows, i64, out, i64), generate
+
+    return mix  # type: ignore[no-any-return]
+
+
+mix_row, mix_rows = _mix(1), _mix(4)
+
+
+def _butterfly(radix: int) -> Callable[..., Any]:
+    @intrinsic
+    def butterfly(_context: Any, columns: Any, at: Any, stride: Any) -> Any:
+        """The Hadamard transform of ``radix`` rows ``stride`` apart, in place: log2 stages of sums and differences."""
+
+        def generate(*call: Any) -> Any:
+            step = _Step(*call)
+            _, at, stride = step.arguments
+            for lane in range(0, LANES, WIDTH):
+                first = step.offset(at, lane)
+                places = [step.place(first, stride, i) for i in range(radix)]
+                rows = [step.load(0, place, WIDTH) for place in places]
+                half = 1
+                while half < radix:
+                    for i in (i for i in range(radix) if not i & half):
+                        x, y = rows[i], rows[i + half]
+                        rows[i], rows[i + half] = step.builder.fadd(x, y), step.builder.fsub(x, y)
+                    half *= 2
+                for row, place in zip(rows, places):
+                    step.store(row, 0, place)
+            return step.context.get_dummy_value()
+
+        return types.void(columns, types.int64, types.int64), generate
+
+    return butterfly  # type: ignore[no-any-return]
+
+
+butterfly2, butterfly4, butterfly8 = _butterfly(2), _butterfly(4), _butterfly(8)
+
+
+@intrinsic
+def turn_words(_context: Any, source: Any, at: Any, stride: Any, out: Any, to: Any, out_stride: Any) -> Any:
+    """``out[to + out_stride * i + k] = source[at + stride * k + i]`` for i, k < WIDTH; any 32-bit elements."""
+
+    def generate(*call: Any) -> Any:
+        step = _Step(*call)
+        _, at, stride, _, to, out_stride = step.arguments
+        rows = step.turned([step.load(0, step.place(at, stride, k), WIDTH) for k in range(WIDTH)])
+        for i, row in enumerate(rows):
+            step.store(row, 3, step.place(to, out_stride, i))
+        return step.context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(source, i64, i64, out, i64, i64), generate
+
+
+def _turn_scaled(factors_by_row: bool) -> Callable[..., Any]:
+    @intrinsic
+    def turn(
+        _context: Any, source: Any, at: Any, stride: Any, factor: Any, first: Any, out: Any, to: Any, out_stride: Any
+    ) -> Any:
+        """As :func:`turn_words` for float32, each element times the ``factor`` of its place in a source row or column.
+
+        Rows of tokens have a factor each lane (``factor[first + i]``); rows of channels one for all lanes
+        (``factor[first + k]``), which is again one each lane once they are turned.
+        """
+
+        def generate(*call: Any) -> Any:
+            step = _Step(*call)
+            _, at, stride, _, first, _, to, out_stride = step.arguments
+            factor = step.load(3, first, WIDTH)
+            rows = [step.load(0, step.place(at, stride, k), WIDTH) for k in range(WIDTH)]
+            if not factors_by_row:
+                rows = [step.builder.fmul(row, factor) for row in rows]
+            rows = step.turned(rows)
+            if factors_by_row:
+                rows = [step.builder.fmul(row, factor) for row in rows]
+            for i, row in enumerate(rows):
+                step.store(row, 5, step.place(to, out_stride, i))
+            return step.context.get_dummy_value()
+
+        i64 = types.int64
+        return types.void(source, i64, i64, factor, i64, out, i64, i64), generate
+
+    return turn  # type: ignore[no-any-return]
+
+
+#: From rows of channels (one token's) to rows of lanes, and back.
+turn_tokens_in, turn_tokens_out = _turn_scaled(factors_by_row=False), _turn_scaled(factors_by_row=True)
