@@ -21,7 +21,7 @@ from .means import mean_values
 from .page import KindFields
 from .plan import Plan
 from .rotate import rotate, unrotate
-from .vectors import LANES, WIDTH, affine_row, dot_row, dot_rows, mix_row, mix_rows
+from .vectors import LANES, WIDTH, affine_row, dot_eight, dot_row, mix_four, mix_row
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """Tiles of one kind of some pages: levels uint8 ``[tiles, n, 32]``, affine float32 ``[32 * tiles, 2]``.
+    """Tiles of one kind of some pages: levels uint8 ``[tiles, n, 32]``, offset and scale float32 ``[32 * tiles]``.
 
     Levels count from ``middle``, half way up the grid, and the offset is that of the middle: sums of signed levels
     stay small, where sums of levels from 0 would cancel against the offset.  ``mean`` float32 ``[pages, H, D]``, or no
@@ -72,7 +72,8 @@ class Levels:
     """
 
     levels: NDArray[np.uint8]
-    affine: NDArray[np.float32]
+    offset: NDArray[np.float32]
+    scale: NDArray[np.float32]
     mean: NDArray[np.float32]
     factor: float
     inside: slice
@@ -84,10 +85,10 @@ class Levels:
             mean = mean_values(fields.scale, fields.mean)
         else:
             mean = np.zeros((0, 1, 1), np.float32)
-        affine = fields.affine.astype(np.float32)
+        offset, scale = np.ascontiguousarray(fields.affine.T, np.float32)
         middle = np.float32((count - 1) / 2)
-        affine[:, 0] += middle * affine[:, 1]
-        return Levels(levels, affine, mean, 2.0**fields.exponent, inside, middle)
+        offset += middle * scale
+        return Levels(levels, offset, scale, mean, 2.0**fields.exponent, inside, middle)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,14 +118,11 @@ class Partial:
 
 def over_levels(problem: Problem, key: Levels, value: Levels) -> Partial:
     """Attention of all queries over the tokens of some pages (of one, if values have means)."""
-    heads, rows, _ = problem.query.shape
     query = problem.rotated * np.float32(key.factor)
-    bias = np.zeros((max(1, len(key.mean)), heads, rows), np.float32)
-    for page, mean in enumerate(key.mean):
-        bias[page] = (query * mean[:, None, :]).sum(axis=2)
     result = Partial.empty(problem)
     attend_levels(
-        query, query.sum(axis=2), bias, key.levels, key.affine, key.middle, value.levels, value.affine, value.middle,
+        query.reshape(-1), query.shape, key.mean, key.levels.reshape(-1), key.offset, key.scale, key.middle,
+        value.levels.reshape(-1), value.offset, value.scale, value.middle,
         key.inside.start, key.inside.stop, result.largest, result.total, result.weighted,
     )  # fmt: skip
     if len(value.mean):
@@ -167,13 +165,15 @@ def merge_exact(
 @kernel
 def attend_levels(
     query,
-    query_sum,
-    bias,
+    shape,
+    key_mean,
     keys,
-    key_affine,
+    key_offset,
+    key_scale,
     key_middle,
     values,
-    value_affine,
+    value_offset,
+    value_scale,
     value_middle,
     start,
     stop,
@@ -182,36 +182,50 @@ def attend_levels(
     weighted,
 ):
     """Two passes over a page's tiles, logits between them; 32 tokens side by side make every step a vector step."""
-    heads, rows, dim = query.shape
-    tiles = keys.shape[0]
+    heads, rows, dim = shape
+    tiles = key_offset.shape[0] // LANES
     tokens = tiles * LANES
-    query_flat, key_levels, value_levels = query.reshape(-1), keys.reshape(-1), values.reshape(-1)
-    one = np.ones(LANES, np.float32)
-    below_keys, below_values = np.full(LANES, -key_middle, np.float32), np.full(LANES, -value_middle, np.float32)
+    one, below_keys, below_values = (
+        np.empty(LANES, np.float32),
+        np.empty(LANES, np.float32),
+        np.empty(LANES, np.float32),
+    )
+    for lane in range(LANES):
+        one[lane], below_keys[lane], below_values[lane] = np.float32(1), -key_middle, -value_middle
     columns = np.empty(dim * LANES, np.float32)
     logits = np.empty(rows * tokens, np.float32)
     # Weighted values of every eighth token apart: one vector a channel, added up at the end.
     sums = np.empty(rows * dim * WIDTH, np.float32)
-    whole = dim // WIDTH * WIDTH
+    eights = dim // 8 * 8
     fours = dim // 4 * 4
     for h in range(heads):
         logits[:] = np.float32(0)
         for tile in range(tiles):
             at = (tile * heads + h) * dim * LANES
             for d in range(dim):
-                affine_row(key_levels, at + d * LANES, below_keys, one, 0, columns, d * LANES)
+                affine_row(keys, at + d * LANES, below_keys, one, 0, columns, d * LANES)
             for r in range(rows):
-                q, to = (h * rows + r) * dim, r * tokens + tile * LANES
-                for d in range(0, whole, WIDTH):
-                    dot_rows(query_flat, q + d, columns, d * LANES, logits, to)
-                for d in range(whole, dim):
-                    dot_row(query_flat, q + d, columns, d * LANES, logits, to)
+                q, first = (h * rows + r) * dim, tile * LANES
+                to = r * tokens + first
+                for d in range(0, eights, 8):
+                    dot_eight(query, q + d, columns, d * LANES, logits, to)
+                for d in range(eights, dim):
+                    dot_row(query, q + d, columns, d * LANES, logits, to)
+                every = np.float64(0)
+                bias = np.float64(0)
+                for d in range(dim):
+                    every += query[q + d]
+                    if key_mean.shape[0] > 0:
+                        bias += query[q + d] * key_mean[tile * key_mean.shape[0] // tiles, h, d]
+                for lane in range(LANES):
+                    t = first + lane
+                    logits[to + lane] = (
+                        key_offset[t] * np.float32(every) + key_scale[t] * logits[to + lane] + np.float32(bias)
+                    )
         for r in range(rows):
             row = logits[r * tokens : (r + 1) * tokens]
             peak = np.float32(-np.inf)
             for t in range(start, stop):
-                mean = bias[t * bias.shape[0] // tokens, h, r]
-                row[t] = key_affine[t, 0] * query_sum[h, r] + key_affine[t, 1] * row[t] + mean
                 peak = row[t] if row[t] > peak else peak
             # Logits become weights times the value's scale; tokens outside the range weigh nothing.
             sum_ = np.float32(0)
@@ -220,9 +234,9 @@ def attend_levels(
                 weight = np.float32(0)
                 if start <= t < stop:
                     weight = np.float32(math.exp(row[t] - peak))
-                    shift += weight * value_affine[t, 0]
+                    shift += weight * value_offset[t]
                     sum_ += weight
-                    weight *= value_affine[t, 1]
+                    weight *= value_scale[t]
                 row[t] = weight
             largest[h, r] = peak
             total[h, r] = sum_
@@ -232,11 +246,11 @@ def attend_levels(
         for tile in range(tiles):
             at = (tile * heads + h) * dim * LANES
             for d in range(dim):
-                affine_row(value_levels, at + d * LANES, below_values, one, 0, columns, d * LANES)
+                affine_row(values, at + d * LANES, below_values, one, 0, columns, d * LANES)
             for r in range(rows):
                 weights, to = r * tokens + tile * LANES, r * dim * WIDTH
                 for d in range(0, fours, 4):
-                    mix_rows(logits, weights, columns, d * LANES, sums, to + d * WIDTH)
+                    mix_four(logits, weights, columns, d * LANES, sums, to + d * WIDTH)
                 for d in range(fours, dim):
                     mix_row(logits, weights, columns, d * LANES, sums, to + d * WIDTH)
         for r in range(rows):

@@ -229,7 +229,7 @@ class Codec:
             return attend.over_levels(problem, *decoded)
 
         partial = attend.Partial.empty(problem)
-        parts = self._parts(pages, 0, pages.tokens, most=1 if plan.value.mean else None)
+        parts = self._parts(pages, 0, pages.tokens, most=1 if plan.value.mean else 4 * self._group)
         for other in self._map(attend_part, parts):
             partial = partial.merge(other)
         result, sums = attend.finish(problem, partial, plan.signs)

@@ -10,10 +10,15 @@ Lengths are integers and there is no state, so costs add up exactly and any numb
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from .kernels import inlined, kernel
@@ -22,11 +27,13 @@ from .plan import StreamPlan
 from .profile import TILE
 from .status import OVERRUN, PADDING
 from .tables import code_lengths
-from .vectors import LANES, WIDTH, load_bits, turn_words
+from .vectors import LANES, WIDTH, Step, turn_words
 
 # A window entry is uint16: code length in bits 0-3, the letter's symbols as fields in bits 4-15.
 LENGTH_BITS = 4
 assert LENGTH_BITS + FIELD_BITS <= 16
+
+_I64 = ir.IntType(64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +98,13 @@ def decode_levels(
     table = letter_table(plan, head_dim)
     levels = np.empty((tiles, substreams * letters // table.per_head * head_dim, TILE), np.uint8)
     status = np.empty((tiles, substreams, TILE), np.uint8)
+    # No code is longer than `precision` bits: room up to the longest possible stream, and one read more, confines every
+    # read of any words without a check in the loop.
+    longest = max(plan.words, (letters * plan.precision + 1) // 32 + 1) + 2
+    streams = np.zeros(TILE * (-(-longest // WIDTH) * WIDTH), np.uint32)
     decode_tiles(
-        words, prefix_table(plan).window, plan.precision, letters,
-        table.field_bits, plan.letter, head_dim, strict, levels, status,
+        words.reshape(-1), tiles, substreams, plan.words, prefix_table(plan).window, plan.precision, letters,
+        table.field_bits, plan.letter, head_dim, strict, levels.reshape(-1), status, streams, streams.view(np.uint8),
     )  # fmt: skip
     return levels, status
 
@@ -129,8 +140,9 @@ def encode_tiles(letters, codes, words, used):
                 column[at] = np.uint32(pending)
 
 
-# A read of 64 bits from a byte on holds at least this many of a stream: enough for several letters.
+# A read of 64 bits from a byte on holds at least this many of a stream: enough for four letters of 14 bits.
 READ_BITS = 57
+LOCKSTEP = 8
 
 
 @inlined
@@ -145,74 +157,93 @@ def load_streams(words, first, capacity, streams, stride):
             streams[lane * stride + row] = words[first + row * LANES + lane]
 
 
-@inlined
-def bits_from(stream, bit):
-    return load_bits(stream, bit >> np.uint64(3)) >> (bit & np.uint64(7))
+def _take(count: int) -> Callable[..., Any]:
+    @intrinsic
+    def take(_context: Any, stream: Any, ends: Any, window: Any, mask: Any, entries: Any, place: Any) -> Any:
+        """``count`` letters of eight lanes in lockstep, which hides the latency of the table.
+
+        ``ends`` uint64 ``[8]`` says at which bit of ``stream`` uint8 a lane has arrived; entries go to ``place``, and
+        those of the next letter to the next row.
+        """
+
+        def generate(*call: Any) -> Any:
+            step = Step(*call)
+            build, mask, place = step.builder, step.arguments[3], step.arguments[5]
+            lanes = range(LOCKSTEP)
+            place_of = [ir.Constant(_I64, lane) for lane in lanes]
+            ends = [step.scalar(1, place_of[lane]) for lane in lanes]
+            bits = [
+                build.lshr(step.bits(0, build.lshr(end, ir.Constant(_I64, 3))), build.and_(end, ir.Constant(_I64, 7)))
+                for end in ends
+            ]
+            for k in range(count):
+                for lane in lanes:
+                    entry = step.scalar(2, build.and_(bits[lane], mask))
+                    step.store(entry, 4, step.offset(place, LANES * k + lane))
+                    length = build.and_(build.zext(entry, _I64), ir.Constant(_I64, (1 << LENGTH_BITS) - 1))
+                    bits[lane], ends[lane] = build.lshr(bits[lane], length), build.add(ends[lane], length)
+            for lane in lanes:
+                step.store(ends[lane], 1, place_of[lane])
+            return step.context.get_dummy_value()
+
+        return types.void(stream, ends, window, types.int64, entries, types.int64), generate
+
+    return take
 
 
-@inlined
-def take_letter(bits, at, window, mask, entries, place):
-    """Look up a letter, keep its entry, and step over its code."""
-    entry = window[bits & mask]
-    entries[place] = entry
-    length = np.uint64(entry) & np.uint64(15)
-    return bits >> length, at + length
+take_one, take_four = _take(1), _take(4)
 
 
 @kernel
-def decode_tiles(words, window, precision, letters, field_bits, letter, head_dim, strict, levels, status):
-    mask = np.uint64((1 << precision) - 1)
-    tiles, substreams, capacity, lanes = words.shape
-    size = levels.shape[1] // substreams
-    # No code is longer than `precision` bits, so a copy with zero words up to the longest possible stream, and one read
-    # more, confines every read without a check in the loop.
-    stride = (max(capacity, (letters * precision + 1) // 32 + 1) + 2 + WIDTH - 1) // WIDTH * WIDTH
-    streams = np.zeros(lanes * stride, np.uint32)
-    stream = streams.view(np.uint8)
-    used = np.empty(lanes, np.uint64)
+def decode_tiles(
+    words,
+    tiles,
+    substreams,
+    capacity,
+    window,
+    precision,
+    letters,
+    field_bits,
+    letter,
+    head_dim,
+    strict,
+    levels,
+    status,
+    streams,
+    stream,
+):
+    mask = (1 << precision) - 1
+    lanes = LANES
+    size = levels.shape[0] // (tiles * substreams)
+    stride = streams.shape[0] // lanes
+    ends = np.empty(LOCKSTEP, np.uint64)
+    used = np.empty(lanes, np.int64)
     entries = np.empty(letters * lanes, np.uint16)
-    flat, out = words.reshape(-1), levels.reshape(-1)
-    per_read = READ_BITS // precision
-    one, row = np.uint64(1), np.uint64(lanes)
+    fours = letters // 4 * 4 if 4 * precision <= READ_BITS else 0
     for tile in range(tiles):
         for j in range(substreams):
-            load_streams(flat, (tile * substreams + j) * capacity * lanes, capacity, streams, stride)
-            # Eight lanes in lockstep hide the latency of the table.
-            for lane in range(0, lanes, 8):
-                place = np.uint64(lane)
-                bits = np.uint64(32 * stride)
-                begin = place * bits + one
-                a, b, c, d = begin, begin + bits, begin + np.uint64(2) * bits, begin + np.uint64(3) * bits
-                half = begin + np.uint64(4) * bits
-                e, f, g, h = half, half + bits, half + np.uint64(2) * bits, half + np.uint64(3) * bits
-                for first in range(0, letters, per_read):
-                    s, t, u, v = bits_from(stream, a), bits_from(stream, b), bits_from(stream, c), bits_from(stream, d)
-                    w, x, y, z = bits_from(stream, e), bits_from(stream, f), bits_from(stream, g), bits_from(stream, h)
-                    for _ in range(min(per_read, letters - first)):
-                        s, a = take_letter(s, a, window, mask, entries, place)
-                        t, b = take_letter(t, b, window, mask, entries, place + np.uint64(1))
-                        u, c = take_letter(u, c, window, mask, entries, place + np.uint64(2))
-                        v, d = take_letter(v, d, window, mask, entries, place + np.uint64(3))
-                        w, e = take_letter(w, e, window, mask, entries, place + np.uint64(4))
-                        x, f = take_letter(x, f, window, mask, entries, place + np.uint64(5))
-                        y, g = take_letter(y, g, window, mask, entries, place + np.uint64(6))
-                        z, h = take_letter(z, h, window, mask, entries, place + np.uint64(7))
-                        place += row
-                ends = (a, b, c, d, e, f, g, h)
-                for k in range(8):
-                    used[lane + k] = ends[k] - np.uint64(lane + k) * bits
-            spread_fields(entries, 4, field_bits, letter, head_dim, out, (tile * substreams + j) * size * lanes)
+            load_streams(words, (tile * substreams + j) * capacity * lanes, capacity, streams, stride)
+            for lane in range(0, lanes, LOCKSTEP):
+                for k in range(LOCKSTEP):
+                    ends[k] = np.uint64(32 * stride * (lane + k) + 1)
+                for i in range(0, fours, 4):
+                    take_four(stream, ends, window, mask, entries, i * lanes + lane)
+                for i in range(fours, letters):
+                    take_one(stream, ends, window, mask, entries, i * lanes + lane)
+                for k in range(LOCKSTEP):
+                    used[lane + k] = np.int64(ends[k]) - 32 * stride * (lane + k)
+            spread_fields(entries, 4, field_bits, letter, head_dim, levels, (tile * substreams + j) * size)
             for lane in range(lanes):
-                bit = np.int64(used[lane])
-                column = streams[lane * stride : lane * stride + capacity]
+                bit = used[lane]
+                at = lane * stride
                 state = 0
                 if strict and bit <= 32 * capacity:
-                    if column[0] & np.uint32(1):
+                    if streams[at] & np.uint32(1):
                         state = PADDING
-                    if bit & 31 and column[bit >> 5] >> np.uint32(bit & 31):
+                    if bit & 31 and streams[at + (bit >> 5)] >> np.uint32(bit & 31):
                         state = PADDING
                     for word in range((bit + 31) >> 5, capacity):
-                        if column[word] != 0:
+                        if streams[at + word] != 0:
                             state = PADDING
                 if bit > 32 * capacity:
                     state = OVERRUN

@@ -29,8 +29,9 @@ def reconstruct(fields: KindFields, levels: NDArray[np.uint8], plan: Plan) -> ND
         mean = np.zeros((0, 0, 0), np.float32)
     rotation = transform(plan.head_dim)
     reconstruct_tiles(
-        levels, *np.ascontiguousarray(fields.affine.T, np.float32), mean,
-        rotation.blocks, rotation.transposed, rotation.scales * plan.signs.astype(np.float32), out,
+        levels.reshape(-1), levels.shape[0], *np.ascontiguousarray(fields.affine.T, np.float32), mean,
+        rotation.blocks, rotation.transposed, (rotation.scales * plan.signs.astype(np.float32)).reshape(-1),
+        out.reshape(-1), plan.kv_heads, plan.head_dim,
     )  # fmt: skip
     if fields.exponent:
         # In FP64 the power of two is exact, so there is one rounding at most (to an FP32 denormal).  Errors may lift
@@ -42,18 +43,16 @@ def reconstruct(fields: KindFields, levels: NDArray[np.uint8], plan: Plan) -> ND
 
 
 @kernel
-def reconstruct_tiles(levels, offset, scale, mean, blocks, transposed, after, out):
-    tiles, heads, dim = levels.shape[0], out.shape[1], out.shape[2]
-    flat = levels.reshape(-1)
+def reconstruct_tiles(levels, tiles, offset, scale, mean, blocks, transposed, after, out, heads, dim):
     columns = np.empty(dim * LANES, np.float32)
     for tile in range(tiles):
         for h in range(heads):
             at = (tile * heads + h) * dim * LANES
             for d in range(dim):
-                affine_row(flat, at + d * LANES, offset, scale, tile * LANES, columns, d * LANES)
+                affine_row(levels, at + d * LANES, offset, scale, tile * LANES, columns, d * LANES)
             if mean.shape[0] > 0:
                 page = tile * mean.shape[0] // tiles
                 for d in range(dim):
                     add_row(mean[page, h, d], columns, d * LANES)
             hadamard_columns(columns, blocks, transposed)
-            store_columns(columns, after, out, tile * LANES, h, LANES)
+            store_columns(columns, after, out, heads, dim, tile * LANES, h, LANES)

@@ -15,7 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kernels import inlined, kernel
-from .vectors import LANES, WIDTH, butterfly2, butterfly4, butterfly8, turn_tokens_in, turn_tokens_out
+from .vectors import (
+    LANES,
+    WIDTH,
+    butterfly2,
+    butterfly4,
+    butterfly8,
+    copy_row,
+    dot_four,
+    turn_tokens_in,
+    turn_tokens_out,
+)
 
 #: Odd factors of admissible block orders and the prime of the Paley matrix of order 4r; I: q + 1, II: 2(q + 1).
 PALEY = {3: (11, "I"), 5: (19, "I"), 7: (13, "II"), 9: (17, "II"), 11: (43, "I"), 15: (59, "I")}
@@ -130,8 +140,9 @@ def rotate(values: NDArray[np.float32], signs: NDArray[np.int8]) -> NDArray[np.f
     """
     rotated = np.empty(values.shape, np.float32)
     plan = transform(values.shape[2])
-    scales = np.broadcast_to(plan.scales, signs.shape).copy()
-    turn_tokens(values, signs.astype(np.float32), plan.blocks, plan.matrices, scales, rotated)
+    scales = np.tile(plan.scales, len(signs))
+    before = signs.astype(np.float32).reshape(-1)
+    turn_tokens(values.reshape(-1), values.shape, before, plan.blocks, plan.matrices, scales, rotated.reshape(-1))
     return rotated
 
 
@@ -139,22 +150,27 @@ def unrotate(rotated: NDArray[np.float32], signs: NDArray[np.int8]) -> NDArray[n
     """The inverse of :func:`rotate`, in the order of operations that the specification fixes (clause 6.5)."""
     values = np.empty(rotated.shape, np.float32)
     plan = transform(rotated.shape[2])
-    before = np.ones(signs.shape, np.float32)
-    turn_tokens(rotated, before, plan.blocks, plan.transposed, plan.scales * signs.astype(np.float32), values)
+    before = np.ones(signs.size, np.float32)
+    after = (plan.scales * signs.astype(np.float32)).reshape(-1)
+    turn_tokens(rotated.reshape(-1), rotated.shape, before, plan.blocks, plan.transposed, after, values.reshape(-1))
     return values
 
 
 @kernel
-def turn_tokens(values, before, blocks, matrices, after, out):
-    """``out = after * (transform of (before * values))`` per token and head; factors float32 ``[H, D]``."""
-    tokens, heads, dim = values.shape
+def turn_tokens(values, shape, before, blocks, matrices, after, out):
+    """``out = after * (transform of (before * values))`` per token and head.
+
+    Arrays are flat: ``values`` and ``out`` are ``[T, H, D]`` = ``shape``, factors ``[H, D]``.  (Numba compiles a
+    function of its own for every reshape in a kernel.)
+    """
+    tokens, heads, dim = shape
     columns = np.zeros(dim * LANES, np.float32)
     for first in range(0, tokens, LANES):
         lanes = min(LANES, tokens - first)
         for h in range(heads):
-            load_columns(values, first, h, lanes, before, columns)
+            load_columns(values, heads, dim, first, h, lanes, before, columns)
             hadamard_columns(columns, blocks, matrices)
-            store_columns(columns, after, out, first, h, lanes)
+            store_columns(columns, after, out, heads, dim, first, h, lanes)
 
 
 # One head of up to 32 tokens side by side is float32 ``[D * 32]``, lanes (tokens) fastest: every step of the transform
@@ -162,32 +178,29 @@ def turn_tokens(values, before, blocks, matrices, after, out):
 
 
 @inlined
-def load_columns(values, first, h, lanes, factor, columns):
-    _, heads, dim = values.shape
-    flat, factors = values.reshape(-1), factor.reshape(-1)
+def load_columns(values, heads, dim, first, h, lanes, factor, columns):
     for lane in range(0, lanes, WIDTH):
         at = ((first + lane) * heads + h) * dim
         whole = dim // WIDTH * WIDTH if lane + WIDTH <= lanes else 0
         for d in range(0, whole, WIDTH):
-            turn_tokens_in(flat, at + d, heads * dim, factors, h * dim + d, columns, d * LANES + lane, LANES)
+            turn_tokens_in(values, at + d, heads * dim, factor, h * dim + d, columns, d * LANES + lane, LANES)
         for k in range(lane, min(lane + WIDTH, lanes)):
             for d in range(whole, dim):
-                columns[d * LANES + k] = values[first + k, h, d] * factor[h, d]
+                value = values[((first + k) * heads + h) * dim + d]
+                columns[d * LANES + k] = value * factor[h * dim + d]
 
 
 @inlined
-def store_columns(columns, factor, out, first, h, lanes):
+def store_columns(columns, factor, out, heads, dim, first, h, lanes):
     """The inverse of :func:`load_columns`."""
-    _, heads, dim = out.shape
-    flat, factors = out.reshape(-1), factor.reshape(-1)
     for lane in range(0, lanes, WIDTH):
         to = ((first + lane) * heads + h) * dim
         whole = dim // WIDTH * WIDTH if lane + WIDTH <= lanes else 0
         for d in range(0, whole, WIDTH):
-            turn_tokens_out(columns, d * LANES + lane, LANES, factors, h * dim + d, flat, to + d, heads * dim)
+            turn_tokens_out(columns, d * LANES + lane, LANES, factor, h * dim + d, out, to + d, heads * dim)
         for k in range(lane, min(lane + WIDTH, lanes)):
             for d in range(whole, dim):
-                out[first + k, h, d] = columns[d * LANES + k] * factor[h, d]
+                out[((first + k) * heads + h) * dim + d] = columns[d * LANES + k] * factor[h * dim + d]
 
 
 @inlined
@@ -216,30 +229,19 @@ def hadamard_columns(columns, blocks, matrices):
                 for j in range(i, i + h):
                     butterfly2(columns, j * LANES, h * LANES)
         if size > 1:
-            paley_columns(columns, start, run, size, matrices[at : at + size * size])
+            paley_columns(columns, start, run, size, matrices, at)
 
 
 @inlined
-def paley_columns(columns, start, run, size, matrix):
+def paley_columns(columns, start, run, size, matrices, at):
     """The Paley factor of one block: ``run`` products of a matrix with rows that stand ``run`` apart."""
-    rows = columns.reshape(-1, LANES)
-    # A length the compiler does not know: loops of a known 32 are unrolled before they could be vectorised.
-    lanes = rows.shape[1]
-    scratch = np.empty((64, lanes), np.float32)
+    # Orders of Paley factors are at most 60 and multiples of four; the row behind them stays zero.
+    scratch = np.zeros(61 * LANES, np.float32)
     for c in range(start, start + run):
         for i in range(size):
-            for lane in range(lanes):
-                scratch[i, lane] = rows[c + i * run, lane]
+            copy_row(columns, (c + i * run) * LANES, scratch, i * LANES)
+        # Sums run in ascending order from zero, as the specification has them; products with +1 and -1 are exact.
         for i in range(size):
-            signs = matrix[i * size : (i + 1) * size]
-            # Sums run in ascending order, four terms to a pass; Paley orders are multiples of four.
-            for lane in range(lanes):
-                rows[c + i * run, lane] = np.float32(0)
+            copy_row(scratch, 60 * LANES, columns, (c + i * run) * LANES)
             for k in range(0, size, 4):
-                e, f, g, o = signs[k], signs[k + 1], signs[k + 2], signs[k + 3]
-                for lane in range(lanes):
-                    rows[c + i * run, lane] = (
-                        (rows[c + i * run, lane] + scratch[k, lane] * e + scratch[k + 1, lane] * f)
-                        + scratch[k + 2, lane] * g
-                        + scratch[k + 3, lane] * o
-                    )
+                dot_four(matrices, at + i * size + k, scratch, k * LANES, columns, (c + i * run) * LANES)

@@ -1,8 +1,8 @@
 """Steps on rows of 32 lanes for which Python has no words: LLVM vectors, one short function a step.
 
 LLVM turns them into whatever vectors the processor has (SSE, AVX2, AVX-512, NEON); lanes never mix except where a block
-is turned, so results do not depend on the width.  Arrays are one-dimensional and contiguous, places in them int64
-(uint64 for :func:`load_bits`); nothing is checked: the calling kernel keeps every access inside.
+is turned, so results do not depend on the width.  Arrays are one-dimensional and contiguous, places in them int64;
+nothing is checked: the calling kernel keeps every access inside.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WIDTH = 8
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
-class _Step:
+class Step:
     """The LLVM builder of one step, with loads and stores of vectors at places of Numba arrays."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
@@ -42,6 +42,10 @@ class _Step:
 
     def scalar(self, array: int, at: Any) -> Any:
         return self.builder.load(self.pointer(array, at, self.context.get_data_type(self.types[array].dtype)))
+
+    def bits(self, array: int, at: Any) -> Any:
+        """64 bits from byte ``at`` of argument ``array`` uint8 on, wherever they stand; the lowest byte first."""
+        return self.builder.load(self.pointer(array, at, _I64), align=1)
 
     def store(self, value: Any, array: int, at: Any) -> None:
         align = self.types[array].dtype.bitwidth // 8
@@ -83,22 +87,11 @@ class _Step:
 
 
 @intrinsic
-def load_bits(_context: Any, stream: Any, at: Any) -> Any:
-    """The 64 bits from byte ``at`` of ``stream`` uint8 on, lowest byte first."""
-
-    def generate(*call: Any) -> Any:
-        step = _Step(*call)
-        return step.builder.load(step.pointer(0, step.arguments[1], _I64), align=1)
-
-    return types.uint64(stream, types.uint64), generate
-
-
-@intrinsic
 def spread_row(_context: Any, entries: Any, at: Any, down: Any, mask: Any, levels: Any, to: Any) -> Any:
     """``levels[to + i] = (entries[at + i] >> down) & mask`` for a row; uint16 to uint8."""
 
     def generate(*call: Any) -> Any:
-        step = _Step(*call)
+        step = Step(*call)
         _, at, down, mask, _, to = step.arguments
         down, mask = (step.splat(step.builder.trunc(x, ir.IntType(16)), LANES) for x in (down, mask))
         field = step.builder.and_(step.builder.lshr(step.load(0, at, LANES), down), mask)
@@ -114,7 +107,7 @@ def affine_row(_context: Any, levels: Any, at: Any, offset: Any, scale: Any, fir
     """``out[to + i] = offset[first + i] + scale[first + i] * levels[at + i]`` for a row; uint8 to float32."""
 
     def generate(*call: Any) -> Any:
-        step = _Step(*call)
+        step = Step(*call)
         _, at, _, _, first, _, to = step.arguments
         for lane in range(0, LANES, WIDTH):
             here = step.offset(first, lane)
@@ -132,7 +125,7 @@ def add_row(_context: Any, value: Any, out: Any, to: Any) -> Any:
     """``out[to + i] += value`` for a row of float32."""
 
     def generate(*call: Any) -> Any:
-        step = _Step(*call)
+        step = Step(*call)
         value = step.splat(step.arguments[0], WIDTH)
         for lane in range(0, LANES, WIDTH):
             here = step.offset(step.arguments[2], lane)
@@ -148,7 +141,7 @@ def _dot(count: int) -> Callable[..., Any]:
         """``out[to + i] += sum over k < count of weights[first + k] * rows[at + 32 * k + i]`` for a row of float32."""
 
         def generate(*call: Any) -> Any:
-            step = _Step(*call)
+            step = Step(*call)
             _, first, _, at, _, to = step.arguments
             weights = [step.splat(step.scalar(0, step.offset(first, k)), WIDTH) for k in range(count)]
             for lane in range(0, LANES, WIDTH):
@@ -161,11 +154,10 @@ def _dot(count: int) -> Callable[..., Any]:
         i64 = types.int64
         return types.void(weights, i64, rows, i64, out, i64), generate
 
-    return dot  # type: ignore[no-any-return]
+    return dot
 
 
-#: One row, and as many as a step's weights fit in registers.
-dot_row, dot_rows = _dot(1), _dot(WIDTH)
+dot_row, dot_four, dot_eight = _dot(1), _dot(4), _dot(8)
 
 
 def _mix(count: int) -> Callable[..., Any]:
@@ -177,7 +169,7 @@ def _mix(count: int) -> Callable[..., Any]:
         """
 
         def generate(*call: Any) -> Any:
-            step = _Step(*call)
+            step = Step(*call)
             _, first, _, at, _, to = step.arguments
             weights = [step.load(0, step.offset(first, lane), WIDTH) for lane in range(0, LANES, WIDTH)]
             for k in range(count):
@@ -190,10 +182,25 @@ def _mix(count: int) -> Callable[..., Any]:
         i64 = types.int64
         return types.void(weights, i64, rows, i64, out, i64), generate
 
-    return mix  # type: ignore[no-any-return]
+    return mix
 
 
-mix_row, mix_rows = _mix(1), _mix(4)
+mix_row, mix_four = _mix(1), _mix(4)
+
+
+@intrinsic
+def copy_row(_context: Any, rows: Any, at: Any, out: Any, to: Any) -> Any:
+    """``out[to + i] = rows[at + i]`` for a row."""
+
+    def generate(*call: Any) -> Any:
+        step = Step(*call)
+        _, at, _, to = step.arguments
+        for lane in range(0, LANES, WIDTH):
+            step.store(step.load(0, step.offset(at, lane), WIDTH), 2, step.offset(to, lane))
+        return step.context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(rows, i64, out, i64), generate
 
 
 def _butterfly(radix: int) -> Callable[..., Any]:
@@ -202,7 +209,7 @@ def _butterfly(radix: int) -> Callable[..., Any]:
         """The Hadamard transform of ``radix`` rows ``stride`` apart, in place: log2 stages of sums and differences."""
 
         def generate(*call: Any) -> Any:
-            step = _Step(*call)
+            step = Step(*call)
             _, at, stride = step.arguments
             for lane in range(0, LANES, WIDTH):
                 first = step.offset(at, lane)
@@ -220,7 +227,7 @@ def _butterfly(radix: int) -> Callable[..., Any]:
 
         return types.void(columns, types.int64, types.int64), generate
 
-    return butterfly  # type: ignore[no-any-return]
+    return butterfly
 
 
 butterfly2, butterfly4, butterfly8 = _butterfly(2), _butterfly(4), _butterfly(8)
@@ -231,7 +238,7 @@ def turn_words(_context: Any, source: Any, at: Any, stride: Any, out: Any, to: A
     """``out[to + out_stride * i + k] = source[at + stride * k + i]`` for i, k < WIDTH; any 32-bit elements."""
 
     def generate(*call: Any) -> Any:
-        step = _Step(*call)
+        step = Step(*call)
         _, at, stride, _, to, out_stride = step.arguments
         rows = step.turned([step.load(0, step.place(at, stride, k), WIDTH) for k in range(WIDTH)])
         for i, row in enumerate(rows):
@@ -254,7 +261,7 @@ def _turn_scaled(factors_by_row: bool) -> Callable[..., Any]:
         """
 
         def generate(*call: Any) -> Any:
-            step = _Step(*call)
+            step = Step(*call)
             _, at, stride, _, first, _, to, out_stride = step.arguments
             factor = step.load(3, first, WIDTH)
             rows = [step.load(0, step.place(at, stride, k), WIDTH) for k in range(WIDTH)]
@@ -270,7 +277,7 @@ def _turn_scaled(factors_by_row: bool) -> Callable[..., Any]:
         i64 = types.int64
         return types.void(source, i64, i64, factor, i64, out, i64, i64), generate
 
-    return turn  # type: ignore[no-any-return]
+    return turn
 
 
 #: From rows of channels (one token's) to rows of lanes, and back.

@@ -102,7 +102,13 @@ def _attend(_coder: str) -> None:
     query = np.ones((2, 1, 8), np.float32)
     levels = np.zeros((1, 16, 32), np.uint8)
     part = Levels(
-        levels, np.zeros((32, 2), np.float32), np.zeros((0, 1, 1), np.float32), 1.0, slice(0, 1), np.float32(0)
+        levels,
+        np.zeros(32, np.float32),
+        np.zeros(32, np.float32),
+        np.zeros((0, 1, 1), np.float32),
+        1.0,
+        slice(0, 1),
+        np.float32(0),
     )
     over_levels(Problem(query, query, (2, 8)), part, part)
 

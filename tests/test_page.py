@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dquantcodec.codec import Codec, Pages
-from dquantcodec.page import ALIGNMENT, KindFields, PageLayout, read_kind, write_page
+from dquantcodec.page import ALIGNMENT, KindFields, PageLayout, page_exponents, read_kind, write_page
 from dquantcodec.plan import Plan, make_plan
 from dquantcodec.profile import PROFILES, Profile, StreamProfile
 
@@ -195,3 +195,23 @@ def test_plan_and_layout_are_python_integers() -> None:
     for stream in (plan.key, plan.value):
         assert type(stream.words) is int
         assert type(stream.container) is int
+
+
+def test_pages_decoded_together_are_the_pages_decoded_alone() -> None:
+    # Narrow streams: several whole pages go through the stages at once, as long as their exponents agree.
+    codec = codec_of("2.26", 3, 64)
+    keys, values = tensor(1200, 3, 64), tensor(1200, 3, 64, 1)
+    keys[256:384] *= np.float32(2.0**90)
+    values[640:768] *= np.float32(2.0**-90)
+    pages = codec.encode(keys, values)
+    exponents = page_exponents(pages.data)
+    assert exponents[2, 0] > 0 > exponents[5, 1]
+    assert not np.delete(exponents[:, 0], 2).any() and not np.delete(exponents[:, 1], 5).any()
+    together = codec.decode(pages, 70, 1190)
+    for page in range(len(pages.data)):
+        part = slice(128 * page, min(1200, 128 * (page + 1)))
+        alone = codec.decode(Pages(pages.data[page : page + 1], part.stop - part.start))
+        low, high = max(part.start, 70), min(part.stop, 1190)
+        for whole, piece in zip(together, alone):
+            expected = piece[low - part.start : high - part.start]
+            assert whole[low - 70 : high - 70].tobytes() == expected.tobytes()
