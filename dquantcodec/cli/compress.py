@@ -28,6 +28,7 @@ from .progress import Advance, prepare_kernels, progress
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..attention_estimate import AttentionEstimate
     from ..tensors import KVLayer, KVSource
 
 #: Bytes of keys and values held at once: large enough for whole pages of many layers, small beside 300 MB.
@@ -81,7 +82,7 @@ def add_parser(commands: Any) -> None:
 
 def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> int:
     from ..tensors import open_source
-    from ..warm import ENCODE
+    from ..warm import DECODE, ENCODE
 
     check_source_options(parser, args)
     check_output(args.output, args.file)
@@ -102,10 +103,13 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
         nonfinite=args.nonfinite,
         threads=threads(args),
     )
-    prepare_kernels(console, ENCODE, Profile.named(settings.profile).key.coder)
+    parts = ENCODE if console.quiet else (*ENCODE, *DECODE)
+    prepare_kernels(console, parts, Profile.named(settings.profile).key.coder)
     began = perf_counter()
     replaced = encode_source(source, args.output, settings, console)
     report(source, args.output, replaced, perf_counter() - began, args.nonfinite, console)
+    if not console.quiet:
+        warn_out_of_line(estimate_layers(source, args.output, args.nonfinite), console)
     return 0
 
 
@@ -204,6 +208,48 @@ def _checked(
             channel=found.channel,
         )
     return block, 0
+
+
+def estimate_layers(source: KVSource, output: str, policy: str) -> dict[int, AttentionEstimate]:
+    """Estimates of attention errors by layer number, from a few tokens of every coded layer of ``output``.
+
+    The file is read back, so nothing more is held while encoding; tokens are read once more from ``source``.
+    """
+    import numpy as np
+
+    from ..attention_estimate import estimate_attention, sample_tiles
+    from ..file import open as open_file
+    from ..tensors import replace_nonfinite
+
+    estimates = {}
+    with open_file(output) as reader:
+        for place, (layer, stored) in enumerate(zip(source.layers, reader.layers)):
+            if stored.plan is None or not stored.coded_tokens:
+                continue
+            sample: list[list[NDArray[Any]]] = [[], [], [], []]
+            for sequence, start, stop in sample_tiles(stored.coded_tokens, source.sequences, stored.plan.window):
+                tokens = (stored.sinks + start, stored.sinks + stop)
+                decoded = reader.sequences[sequence].layers[place]
+                for i, kind in enumerate(("key", "value")):
+                    block = layer.tensor(kind).read(source.layout, sequence, *tokens)
+                    sample[i].append(block if policy == "error" else replace_nonfinite(block, policy)[0])
+                    sample[2 + i].append(getattr(decoded, kind).read(*tokens, dtype=np.float32))
+            estimates[layer.number] = estimate_attention(*(np.concatenate(arrays) for arrays in sample))
+    return estimates
+
+
+def warn_out_of_line(estimates: dict[int, AttentionEstimate], console: Console) -> None:
+    """One line for each layer whose estimated attention error is out of line."""
+    from ..attention_estimate import layers_out_of_line
+
+    flagged, middle = layers_out_of_line({number: found.output_error for number, found in estimates.items()})
+    beside = f"the median of {len(estimates)} layers is {middle:.2f}" if len(estimates) > 1 else "1.41 is noise"
+    for number in flagged:
+        found = estimates[number]
+        console.warn(
+            f"layer {number}: estimated attention error {found.output_error:.2f} ({beside}), logits off by "
+            f"{found.logit_error:.2g}; keep it exact with --exact-layers {number}, or code it with a larger profile"
+        )
 
 
 def report(source: KVSource, output: str, replaced: int, seconds: float, policy: str, console: Console) -> None:
