@@ -1,0 +1,229 @@
+"""dquantcodec as compared methods: its named profiles, and one family of rates for each coder.
+
+A family member is asked for bits per value, which are stated as for named profiles: every byte of a page counted, for
+streams of 1024 values.  :func:`containers` splits them between keys and values; :func:`best_stream` then takes the
+level count and the sharpening of least error on Gaussian streams, computed by :func:`gaussian_error` for the geometry
+at hand.  The library allows 64 levels, whose entropy on streams of 1024 values is 5.3 bits; more bytes would stay
+empty.  Keys, which get more bytes than values, are there at 5 bits per value, where :data:`RATES` ends.
+
+Constants of the method: rotation signs and letter tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+from method import Coded, Method
+from numpy.typing import NDArray
+
+from dquantcodec import PROFILES, Codec, DQuantError, Profile, StreamProfile
+from dquantcodec.drift import symbol_rates, thresholds
+from dquantcodec.grid import ONE
+from dquantcodec.letters import letter_table
+from dquantcodec.plan import StreamPlan, budget, make_plan
+from dquantcodec.profile import TILE
+
+SOURCE = "this library; D-Quant, arXiv 2609.19880"
+
+#: Bits per value of the families.
+RATES = (1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0, 3.5, 4.0, 4.5, 5.0)
+
+#: Sub-streams of a token as in the named profiles of each coder.
+SUBSTREAMS = {"prefix": 2, "rans": 1}
+
+#: Bytes that a token's keys and values of 1024 each keep beside their containers: two FP16 pairs, and an INT8 mean per
+#: channel with FP16 scales per 128 tokens, padded (README, "What is stored for a token").
+BESIDE_CONTAINERS = 16.5
+
+#: The paper's containers (section 5.1).
+PAPER_KEY, PAPER_VALUE = 331, 231
+
+LEVELS = range(2, 65)
+SHARPENINGS = (1.0, 1.2, 1.4)
+PRECISION = 13
+
+#: The normal distribution, tabulated because NumPy has none; linear interpolation errs by less than 1e-7.
+_TABLE = np.linspace(-9, 9, 18001)
+_CDF = np.array([NormalDist().cdf(y) for y in _TABLE])
+
+
+def containers(bits: float) -> tuple[float, float]:
+    """Container bytes of keys and of values, for streams of 1024 values, that make ``bits`` per value in all.
+
+    Up to the paper's budget they share in its ratio (331 to 231); above it, keys keep its 100 bytes more (section 5.4:
+    moderately more for keys; a fixed ratio would give them several bits more at high rates).
+    """
+    both = bits * 2048 / 8 - BESIDE_CONTAINERS
+    paper = PAPER_KEY + PAPER_VALUE
+    apart = (PAPER_KEY - PAPER_VALUE) * min(1.0, both / paper)
+    return (both + apart) / 2, (both - apart) / 2
+
+
+@lru_cache(maxsize=16)
+def _extremes(values: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Minima and maxima, float64 ``[64]`` each, of streams of ``values`` standard normals: eight quantiles of either.
+
+    Streams of narrow range decide at high rates: their steps are short and their symbols many and dear.
+    """
+    quantiles = (np.arange(8) + 0.5) / 8
+    highest = np.array([NormalDist().inv_cdf(q ** (1 / values)) for q in quantiles])
+    return np.repeat(-highest, 8), np.tile(highest, 8)
+
+
+def _rungs(rates: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Drift's thresholds float64 ``[rungs, M - 1]`` in grid steps, for zero and multipliers half octaves apart.
+
+    The last rung is the first on which only one level is left.  Positions are clipped to the grid, so a threshold
+    outside it is never passed, or always.
+    """
+    top = len(rates) - 1
+    rungs = []
+    for kappa in [0.0, *(2.0 ** (k / 2) for k in range(-18, 48))]:
+        cuts = thresholds(rates, kappa) / ONE
+        rungs.append(np.where(cuts >= top, np.inf, np.where(cuts <= 0, -np.inf, cuts)))
+        if np.isinf(rungs[-1]).all():
+            break
+    return np.array(rungs)
+
+
+def _mean_cost(costs: NDArray[np.float64], masses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean over letters of independent symbols: ``costs`` ``[M] * k``, ``masses`` ``[..., M]``."""
+    mean = masses @ costs.reshape(len(costs), -1)
+    for _ in range(costs.ndim - 1):
+        mean = (masses[..., None, :] @ mean.reshape(*masses.shape, -1))[..., 0, :]
+    return mean[..., 0]
+
+
+def gaussian_error(plan: StreamPlan, kv_heads: int, head_dim: int) -> float:
+    """Relative squared error that ``plan`` leaves on streams of independent standard normals, without simulation.
+
+    For quantiles of a stream's two extremes, between which its grid lies, and for every multiplier of drift, the masses
+    of the levels follow from the normal distribution, the mean and variance of a letter's cost from the table's true
+    costs (integer frequencies, whole code lengths), and the error from the least-squares refit.  A stream's cost is
+    taken as normal, at three nodes; each finds the error at which it fits the container.
+    """
+    low, high = _extremes(kv_heads * head_dim)
+    cuts = _rungs(symbol_rates(plan))
+    step = (high - low)[:, None] / (plan.levels - 1)
+    inner = cuts[:, None, :] * step + low[:, None]  # [rungs, pairs, M - 1]
+    # A stream ends at its extremes, so its values follow the normal distribution cut there.
+    edges = np.broadcast_to(np.stack([low, high], axis=1), (len(cuts), len(low), 2))
+    bounds = np.concatenate([edges[..., :1], np.clip(inner, edges[..., :1], edges[..., 1:]), edges[..., 1:]], axis=2)
+    below, density = np.interp(bounds, _TABLE, _CDF), np.exp(-(bounds**2) / 2) / math.sqrt(2 * math.pi)
+    inside = (below[..., -1:] - below[..., :1])[0, :, 0]
+    masses = np.diff(below, axis=2) / inside[:, None]
+    moments = -np.diff(density, axis=2) / inside[:, None]
+    seconds = 1 - np.diff((bounds * density)[0, :, [0, -1]], axis=0)[0] / inside
+    m = np.arange(plan.levels) - (plan.levels - 1) / 2
+    mean = moments.sum(axis=2)
+    spread = masses @ m**2 - (masses @ m) ** 2
+    shared = moments @ m - mean * (masses @ m)
+    explained = np.divide(shared**2, spread, out=np.zeros_like(spread), where=spread > 1e-12)
+    error = (seconds - mean**2 - explained) / (seconds - mean**2)
+
+    costs = letter_table(plan, plan.letter).costs.astype(np.float64).reshape((plan.levels,) * plan.letter) / 1024
+    letters = kv_heads // plan.substreams * -(-head_dim // plan.letter)
+    cost = _mean_cost(costs, masses)
+    deviation = np.sqrt(np.maximum(_mean_cost(costs**2, masses) - cost**2, 0) / letters)
+    allowed = budget(plan) / 1024 / letters
+    # Gauss-Hermite nodes of a normal.
+    nodes = ((0.0, 2 / 3), (math.sqrt(3), 1 / 6), (-math.sqrt(3), 1 / 6))
+    return sum(
+        weight * float(np.interp(allowed, (cost + node * deviation)[::-1, pair], error[::-1, pair]))
+        for pair in range(len(low))
+        for node, weight in nodes
+    ) / len(low)
+
+
+def _candidate(container: float, coder: str, levels: int, alpha: float) -> StreamProfile:
+    return StreamProfile(levels, container, coder, precision=PRECISION, alpha=alpha)
+
+
+@lru_cache(maxsize=4096)
+def _error(container: float, coder: str, levels: int, alpha: float, kv_heads: int, head_dim: int) -> float:
+    """:func:`gaussian_error` of a candidate; infinite where the container cannot hold its cheapest letters."""
+    if levels not in LEVELS:
+        return math.inf
+    stream = _candidate(container, coder, levels, alpha)
+    try:
+        plan = make_plan(Profile(stream, stream, substreams=SUBSTREAMS[coder]), kv_heads, head_dim).value
+    except DQuantError:
+        return math.inf
+    return gaussian_error(plan, kv_heads, head_dim)
+
+
+@lru_cache(maxsize=1024)
+def best_stream(container: float, coder: str, kv_heads: int, head_dim: int) -> StreamProfile:
+    """The level count and sharpening of least :func:`gaussian_error` in a container (of 1024 values).
+
+    Letters are as long as the library's own rule allows.  Levels and sharpening are searched in turn, levels by descent
+    over two neighbours on each side, because even and odd counts (without and with a level at zero) form two curves.
+    """
+
+    def error(levels: int, alpha: float) -> float:
+        return _error(container, coder, levels, alpha, kv_heads, head_dim)
+
+    # Entropy-coded levels of a normal take about half a bit less than the logarithm of their count.
+    levels = min(max(round(2 ** (container * 8 / 1024 + 0.5)), LEVELS.start), LEVELS.stop - 1)
+    alpha = SHARPENINGS[0]
+    while math.isinf(error(levels, alpha)) and levels > LEVELS.start:
+        levels -= 1
+    while True:
+        before = levels, alpha
+        levels = min((error(m, alpha), m) for m in range(levels - 2, levels + 3))[1]
+        alpha = min((error(levels, a), a) for a in SHARPENINGS)[1]
+        if (levels, alpha) == before:
+            return _candidate(container, coder, levels, alpha)
+
+
+def rate_profile(bits: float, coder: str, kv_heads: int, head_dim: int) -> Profile:
+    """The profile of about ``bits`` per value for a geometry; see the module."""
+    key, value = (best_stream(container, coder, kv_heads, head_dim) for container in containers(bits))
+    key = StreamProfile(key.levels, key.container, coder, PRECISION, key.alpha, key.letter, mean=True)
+    return Profile(key, value, substreams=SUBSTREAMS[coder], name=f"{bits:.2f} {coder}")
+
+
+def stored_bytes(codec: Codec, tokens: int) -> tuple[int, int]:
+    """Bytes of keys and of values in the pages of ``tokens`` tokens, the last page cut after its last used tile.
+
+    Together they are what a page occupies.  The page's means and its padding belong to the keys.
+    """
+    plan, layout = codec.plan, codec.layout
+    full, rest = divmod(tokens, plan.window)
+    both = full * layout.page_bytes + (layout.bytes_for(rest) if rest else 0)
+    tiles = full * layout.tiles + -(-rest // TILE)
+    value = tiles * TILE * (plan.value.container + 4) + 2 * -(-tokens // plan.window)
+    return both - value, value
+
+
+def round_trip(codec: Codec, keys: NDArray[np.float32], values: NDArray[np.float32]) -> Coded:
+    """Encode and decode one layer, ``[T, H, D]`` each."""
+    decoded = codec.decode(codec.encode(keys, values))
+    return Coded(*decoded, *stored_bytes(codec, len(keys)))
+
+
+def _named(name: str) -> Callable[[NDArray[np.float32], NDArray[np.float32]], Coded]:
+    return lambda keys, values: round_trip(Codec(name, *keys.shape[1:]), keys, values)
+
+
+def _at_rate(bits: float, coder: str) -> Callable[[NDArray[np.float32], NDArray[np.float32]], Coded]:
+    def code(keys: NDArray[np.float32], values: NDArray[np.float32]) -> Coded:
+        heads, dim = keys.shape[1:]
+        return round_trip(Codec(rate_profile(bits, coder, heads, dim), heads, dim), keys, values)
+
+    return code
+
+
+def methods() -> list[Method]:
+    """The four named profiles and a family of :data:`RATES` for each coder."""
+    named = [Method(f"dquantcodec {name}", "dquantcodec profiles", SOURCE, _named(name)) for name in PROFILES]
+    rates = [
+        Method(f"dquantcodec {coder} {bits:.2f}", f"dquantcodec {coder}", SOURCE, _at_rate(bits, coder))
+        for coder in SUBSTREAMS
+        for bits in RATES
+    ]
+    return named + rates

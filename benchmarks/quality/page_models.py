@@ -1,0 +1,209 @@
+"""The page's sections on real models: predictions, methods at about equal bits, and errors on a capture."""
+
+from __future__ import annotations
+
+from math import log
+from statistics import fmean
+
+from page_parts import fixed, image, interval, joined, paragraph, percent, significant, table
+from result_files import Result, Results, method_row, model_name, models_of
+
+#: Methods are about equal in size within this many bits per value.
+NEAR = 0.2
+PROFILES = "dquantcodec profiles"
+OWN_FAMILIES = ("dquantcodec prefix", "dquantcodec rans")
+
+#: What the models of the harness are.
+DESCRIPTIONS = {
+    "smollm2": "SmolLM2-135M-Instruct (30 layers, 3 KV heads of 64 channels, weights in Q4_1)",
+    "gemma3": "Gemma 3 270M (18 layers, 1 KV head of 256, 15 of the layers with a sliding window; weights in Q4_K_M)",
+}
+
+
+def missing(name: str) -> str:
+    return paragraph(f"This has not been measured yet: `{name}.json` is not among the results.")
+
+
+def how(results: Results) -> str:
+    parts = ["## What was measured, and how"]
+    if models := results.get("models"):
+        window = models["window"]
+        names = [DESCRIPTIONS.get(model, model_name(model)) for model in models_of(models)]
+        documents = list(models["documents"])
+        parts.append(
+            paragraph(
+                f"""**Models.** {joined(names)}, computed in float32. **Texts.** {len(documents)} passages of different
+                kinds ({joined(documents)}), the same on every machine. **Window.** A model reads {window["context"]}
+                tokens in full precision. Then all but the newest {window["recent"]} tokens of every layer's cache are
+                replaced by what a method gives back. The next {window["scored"]} tokens are read one after another, and
+                the predictions after each are compared with those of the full-precision model: KL(full || coded) in
+                nats, and how often the most probable token is the same (top-1). Equal tokens are those that both models
+                write greedily before the first difference, as a share of {window["continuation"]}."""
+            )
+        )
+        parts.append(
+            paragraph(
+                f"""**The newest {window["recent"]} tokens stay exact for every method**, as in the paper. Bits per
+                value count the coded tokens alone; the exact ones are counted for none."""
+            )
+        )
+    parts.append(
+        paragraph(
+            """**Bits count every stored byte**: code words and unused room in containers, scales, offsets, means with
+            their padding, exact outliers. Only constants of a method (codebooks, rotation signs, probability tables)
+            are free. A profile's name states the bits for 1024 values a stream; small models pay more for metadata. For
+            fixed width, a symbol costs the ideal log2 of its levels, as in the paper, and unused room is not counted.
+            Other methods are our own code after their papers and formats, except turbo-attn, which is the package
+            without calibration. Exact windows and outlier channels that some of them add are left out.
+            **Intervals** are 95 % bootstrap intervals over documents, paired between methods; they say nothing about
+            other models."""
+        )
+    )
+    return "\n\n".join(parts)
+
+
+def headline(models: Result) -> str:
+    """The baseline in one sentence a model."""
+    found = []
+    for model in models_of(models):
+        row = method_row(models, model, models["baseline"])
+        if row:
+            found.append(
+                f"{model_name(model)} ({fixed(row['bits_per_value'])} bits) finds the same token most probable at "
+                f"{percent(row['top1'])} of the positions, with perplexity times {row['perplexity_ratio']:.3f}"
+            )
+    return f"With {models['baseline']}, {joined(found)}."
+
+
+def main_result(results: Results) -> str:
+    parts = ["## Main result"]
+    if "models" not in results:
+        return "\n\n".join([*parts, missing("models")])
+    models = results["models"]
+    rows = [
+        [
+            model_name(row["model"]),
+            row["method"].removeprefix("dquantcodec "),
+            fixed(row["bits_per_value"]),
+            f"{16 / row['bits_per_value']:.1f}x",
+            significant(row["kl"]),
+            percent(row["top1"]),
+            f"{row['perplexity_ratio']:.3f}",
+            percent(row["equal_share"], 0),
+        ]
+        for row in models["rows"]
+        if row["family"] == PROFILES
+    ]
+    head = ("model", "profile", "bits/value", "smaller than FP16", "KL, nats", "top-1", "perplexity ratio", "equal")
+    parts.append(paragraph(headline(models)))
+    parts.append(table(head, rows))
+    parts.append(
+        "\n".join(
+            image(f"rate-kl-{model}", f"KL divergence over stored bits, {model_name(model)}")
+            for model in models_of(models)
+        )
+    )
+    parts.append(
+        paragraph(
+            f"""A perplexity ratio of 1 is no change. Profiles whose names begin with `paper` use the paper's coder, the
+            others the prefix code. The plots show KL over stored bits, both logarithmic; lower and further left is
+            better. Bars are the intervals of a method's ratio to {models["baseline"]}. Our families are this library at
+            other budgets, whose levels were chosen on normal numbers, not on these texts."""
+        )
+    )
+    return "\n\n".join(parts)
+
+
+def near_methods(models: Result) -> list[str]:
+    """Methods within :data:`NEAR` bits of the baseline in some model, those of least KL first.
+
+    Our own families are left out: at these rates they are the named profiles over again.
+    """
+    kl: dict[str, list[float]] = {}
+    for model in models_of(models):
+        base = method_row(models, model, models["baseline"])
+        for row in models["rows"] if base else []:
+            close = abs(row["bits_per_value"] - base["bits_per_value"]) <= NEAR
+            if row["model"] == model and close and row["family"] not in OWN_FAMILIES:
+                kl.setdefault(row["method"], []).append(max(row["kl"], 1e-300))
+    return sorted(kl, key=lambda method: fmean(map(log, kl[method])))
+
+
+def verdict(models: Result, model: str) -> str:
+    """Which other methods at about equal bits are better or worse than the baseline, as far as intervals tell."""
+    groups: dict[str, list[str]] = {"better": [], "worse": [], "open": []}
+    for method in near_methods(models):
+        row = method_row(models, model, method)
+        if row and row["kl_ratio"] and row["family"] != PROFILES:
+            low, high = row["kl_ratio"]["low"], row["kl_ratio"]["high"]
+            groups["better" if low > 1 else "worse" if high < 1 else "open"].append(method)
+    return (
+        f"**{model_name(model)}.** Of the other methods, better than {models['baseline']}: {joined(groups['better'])}. "
+        f"Not told apart: {joined(groups['open'])}. Worse: {len(groups['worse'])} of them."
+    )
+
+
+def near(results: Results) -> str:
+    parts = ["## Methods at about equal bits"]
+    if "models" not in results:
+        return "\n\n".join([*parts, missing("models")])
+    models = results["models"]
+    names = models_of(models)
+    body = []
+    for method in near_methods(models):
+        mine = [method_row(models, model, method) for model in names]
+        bits = " / ".join(fixed(row["bits_per_value"]) if row else "-" for row in mine)
+        body.append([method, bits, *(cell for row in mine for cell in _near_cells(row))])
+    parts.append(
+        paragraph(
+            f"""All methods within {NEAR} bits of {models["baseline"]}, best first. The ratio is KL of
+            {models["baseline"]} over KL of the method: above 1 the method is better. It does not correct for the bits
+            by which two methods still differ."""
+        )
+    )
+    head = [part for model in names for part in (f"{model_name(model)}: KL", "ratio [95 %]", "top-1")]
+    parts.append(table(("method", "bits", *head), body))
+    parts.append(paragraph(" ".join(verdict(models, model) for model in names)))
+    return "\n\n".join(parts)
+
+
+def _near_cells(row: Result | None) -> list[str]:
+    if row is None:
+        return ["-", "-", "-"]
+    ratio = row["kl_ratio"]
+    shown = interval(*(ratio[name] for name in ("mean", "low", "high"))) if ratio else "-"
+    return [significant(row["kl"]), shown, percent(row["top1"])]
+
+
+def capture(results: Results) -> str:
+    parts = ["## Errors of keys and values"]
+    if "methods" not in results:
+        return "\n\n".join([*parts, missing("methods")])
+    methods = results["methods"]
+    parts.append(image("rate-nmse", "relative squared error of keys and of values over stored bits"))
+    parts.append(
+        paragraph(
+            f"""Relative squared errors on captured keys and values ({methods["layers"]} layers, {methods["tokens"]}
+            tokens, {methods["kv_heads"]} KV heads of {methods["head_dim"]}). Keys are compared after each channel's
+            mean over 128 tokens is removed, because a constant moves all logits of a query alike and attention hardly
+            sees it. Such errors know nothing of what attention looks at, so they need not order methods as KL does."""
+        )
+    )
+    return "\n\n".join(parts)
+
+
+def equal_kl_bits(models: Result, model: str) -> float | None:
+    """Bits per value more that fixed width needs for the KL of the baseline: on its curve, linear in log KL."""
+    base = method_row(models, model, models["baseline"])
+    points = sorted(
+        (row["bits_per_value"], row["kl"])
+        for row in models["rows"]
+        if (row["model"], row["family"]) == (model, "fixed width")
+    )
+    if base is None:
+        return None
+    for (bits, kl), (more_bits, less_kl) in zip(points, points[1:]):
+        if less_kl <= base["kl"] < kl and less_kl > 0:
+            share = (log(kl) - log(base["kl"])) / (log(kl) - log(less_kl))
+            return bits + share * (more_bits - bits) - base["bits_per_value"]
+    return None
