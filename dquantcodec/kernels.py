@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -43,6 +44,17 @@ def cache_directory() -> Path:
     return _cache_root() / f"kernels-{digest.hexdigest()[:16]}"
 
 
+@lru_cache(maxsize=1)
+def _cache_is_writable() -> bool:
+    """Asked once: Numba would fall back to a cache beside the source, which can go stale."""
+    try:
+        cache_directory().mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=cache_directory()).close()
+    except OSError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def _numba_cache_directory(path: Path) -> Iterator[None]:
     # The cache location is read once, while caching is enabled for a function; the setting is process-wide and is
@@ -61,9 +73,10 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
     if not hasattr(compiled, "enable_caching"):  # NUMBA_DISABLE_JIT returns the plain function
         return function
-    # RuntimeError is Numba's word for "no writable place found".
-    with contextlib.suppress(RuntimeError, OSError), _numba_cache_directory(cache_directory()):
-        compiled.enable_caching()
+    if _cache_is_writable():
+        # RuntimeError is Numba's word for "no writable place found".
+        with contextlib.suppress(RuntimeError, OSError), _numba_cache_directory(cache_directory()):
+            compiled.enable_caching()
     return compiled  # type: ignore[no-any-return]
 
 
