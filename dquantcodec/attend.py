@@ -85,7 +85,7 @@ class Levels:
             mean = mean_values(fields.scale, fields.mean)
         else:
             mean = np.zeros((0, 1, 1), np.float32)
-        offset, scale = np.ascontiguousarray(fields.affine.T, np.float32)
+        offset, scale = fields.grid(count)
         middle = np.float32((count - 1) / 2)
         offset += middle * scale
         return Levels(levels, offset, scale, mean, 2.0**fields.exponent, inside, middle)

@@ -59,7 +59,7 @@ class Codec:
     >>> codec = Codec("2.26", kv_heads=8, head_dim=128)
     >>> pages = codec.encode(keys, values)
     >>> pages.data.shape, pages.tokens
-    ((3, 73792), 300)
+    ((3, 73280), 300)
     >>> decoded_keys, decoded_values = codec.decode(pages, 100, 200, dtype=np.float16)
     >>> decoded_keys.shape
     (100, 8, 128)
@@ -139,7 +139,7 @@ class Codec:
 
         def decode_part(part: _Part) -> None:
             fields, levels = self._levels(pages, kind, part)
-            x = reconstruct(fields, levels, plan)
+            x = reconstruct(fields, levels, plan, getattr(plan, kind))
             store_float32(x[part.inside], out[part.first_token - start :][: part.tokens])
 
         for _ in self._map(decode_part, self._parts(pages, start, stop)):
@@ -197,6 +197,7 @@ class Codec:
                 part = slice(first, min(first + plan.window, pages.tokens))
                 position = encode.prepare(to_float32(tensor[part]), plan, stream).position
                 nearest = (position + grid.ONE // 2 - 1) // grid.ONE  # ties to the lower level, as drift has it
+                nearest = nearest.clip(0, stream.levels - 1)
                 moved += int((nearest != coded[part]).sum())
             shares.append(moved / max(1, coded.size))
         return shares[0], shares[1]

@@ -12,6 +12,8 @@ thresholds, up to a difference that hardly changes between rungs, so the true co
 of the next.  The search ends at a rung that fits and either fills all but 1/512 (or two bits) of the budget or has a
 neighbour below that does not fit; three trials are usual.
 
+Where neighbouring rungs differ by many symbols, as for streams of equal magnitudes, symbols of both are mixed.
+
 Rung 0 is ``kappa = 0``: the nearest level, nothing drifts.  The last rung ignores the data and repeats the cheapest
 letter, which is what makes the budget hard: a plan exists only if that letter fits.
 """
@@ -214,11 +216,13 @@ BIN_BITS = 11
 
 @kernel
 def count_above(position, above):
-    """``above[b]`` = how many positions lie in bin ``b`` or higher; the last entry is 0."""
+    """``above[b]`` = how many positions lie in bin ``b`` or higher, those beyond the levels in the outer bins; the last
+    entry is 0."""
+    last = above.shape[0] - 2
     for b in range(above.shape[0]):
         above[b] = 0
     for i in range(position.shape[0]):
-        above[position[i] >> BIN_BITS] += 1
+        above[min(max(position[i] >> BIN_BITS, 0), last)] += 1
     for b in range(above.shape[0] - 2, -1, -1):
         above[b] += above[b + 1]
 
@@ -250,6 +254,43 @@ def predicted_rung(ladder_thresholds, steps, above, target, low, high):
     return low
 
 
+#: A rung that leaves more than this part (2**-5) of the budget stands before one that moves many symbols at once.
+ROOM_BITS = 5
+
+
+#: Places of a mixture are ordered by so many bits of a multiplicative hash.
+PLACE_BITS = 12
+
+
+@kernel
+def take_places(finer, coarser, below, out):
+    for i in range(out.shape[0]):
+        place = np.uint32(np.uint32(i) * np.uint32(2654435769)) >> np.uint32(32 - PLACE_BITS)
+        out[i] = finer[i] if np.int64(place) < below else coarser[i]
+
+
+@kernel
+def mix_rungs(finer, out, budget, head_dim, letter, levels, costs, complete, coarser):
+    """As many symbols of ``finer`` in ``out`` as fit; places are taken in a scattered order, so that no head has them
+    all.
+
+    Where many values of a stream are equal (one channel carries a head, and the rotation spreads it evenly), all of
+    them pass a threshold together: one rung does not fit, and the next may leave nothing of the stream.
+    """
+    for i in range(out.shape[0]):
+        coarser[i] = out[i]
+    # Invariant: the first `fits` of 4096 parts of the order fit, `beyond` do not.
+    fits, beyond = 0, 1 << PLACE_BITS
+    while beyond - fits > 1:
+        middle = (fits + beyond) // 2
+        take_places(finer, coarser, middle, out)
+        if row_cost(out, head_dim, letter, levels, costs, complete) <= budget:
+            fits = middle
+        else:
+            beyond = middle
+    take_places(finer, coarser, fits, out)
+
+
 @kernel
 def drift_rows(
     position, ladder_thresholds, steps, cheapest, costs, complete, head_dim, letter, levels, budgets, symbols, rungs
@@ -257,6 +298,7 @@ def drift_rows(
     substreams = budgets.shape[1]
     size = position.shape[1] // substreams
     above = np.empty(((levels - 1) << (16 - BIN_BITS)) + 2, np.int32)
+    finer, coarser = np.empty(size, np.uint8), np.empty(size, np.uint8)
     last = ladder_thresholds.shape[0]
     for t in range(position.shape[0]):
         for j in range(substreams):
@@ -292,4 +334,10 @@ def drift_rows(
                     out[i] = cheapest[i % head_dim % letter]
             elif done != fits:
                 assign_levels(row, ladder_thresholds[fits], out)
+            # Symbols of the rung below are no further from their values; where all are equal, the fit hides that.
+            if below >= 0 and fits < last:
+                room = budgets[t, j] - row_cost(out, head_dim, letter, levels, costs, complete)
+                if room > budgets[t, j] >> ROOM_BITS and row.min() < row.max():
+                    assign_levels(row, ladder_thresholds[below], finer)
+                    mix_rungs(finer, out, budgets[t, j], head_dim, letter, levels, costs, complete, coarser)
             rungs[t, j] = fits

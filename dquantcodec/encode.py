@@ -72,9 +72,31 @@ def prepare(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Prepared:
             mean_scales.append(scale)
             page_means.append(mean)
     flat = x.reshape(len(x), -1)
-    offset, scale = grid.min_max_grid(flat, stream.levels)
-    position = grid.positions(flat, offset, scale, stream.levels)
-    return Prepared(exponents, mean_scales, page_means, offset, scale, position)
+    return Prepared(exponents, mean_scales, page_means, *lay_grid(flat, stream))
+
+
+def lay_grid(
+    x: NDArray[np.float32], stream: StreamPlan
+) -> tuple[NDArray[np.float16], NDArray[np.float16], NDArray[np.int32]]:
+    """Offset, scale and positions of streams float32 ``[T, n]`` by the plan's rule; a mid-tread grid's offset is 0."""
+    if stream.grid == "mid-tread":
+        scale = grid.mid_tread_scale(x, stream.step, stream.levels)
+        return np.zeros_like(scale), scale, grid.mid_tread_positions(x, scale, stream.levels)
+    offset, scale = grid.min_max_grid(x, stream.levels)
+    return offset, scale, grid.positions(x, offset, scale, stream.levels)
+
+
+def fit_grid(
+    position: NDArray[np.int32],
+    symbols: NDArray[np.uint8],
+    offset: NDArray[np.float16],
+    scale: NDArray[np.float16],
+    stream: StreamPlan,
+) -> NDArray[np.float16]:
+    """The affine numbers ``[T, 1 or 2]`` to store, fitted to the final symbols."""
+    if stream.grid == "mid-tread":
+        return grid.regain(position, symbols, scale, stream.levels, stream.gain == "unbiased")[:, None]
+    return np.stack(grid.refit(position, symbols, offset, scale), axis=1)
 
 
 def encode_pages(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Iterator[KindFields]:
@@ -97,8 +119,8 @@ def encode_pages(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Iter
             letters[tight] = pack(symbols[tight], stream, plan.head_dim).reshape(len(tight), stream.substreams, -1)
             over = coder.encode(letters[tight], stream)[1] > stream.words
         words, _ = coder.encode(letters, stream)
-    affine = np.zeros((len(words) * TILE, 2), np.float16)
-    affine[:tokens, 0], affine[:tokens, 1] = grid.refit(prepared.position, symbols, prepared.offset, prepared.scale)
+    affine = np.zeros((len(words) * TILE, stream.affine), np.float16)
+    affine[:tokens] = fit_grid(prepared.position, symbols, prepared.offset, prepared.scale, stream)
     tiles = plan.window // TILE
     for page, exponent in enumerate(prepared.exponents):
         yield KindFields(

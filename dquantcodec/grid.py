@@ -1,4 +1,9 @@
-"""The affine grid: a stream's values as positions on ``offset + scale * m`` (paper, section 4.2).
+"""The grid: a stream's values as positions on uniformly spaced levels.
+
+Two rules.  ``min-max`` (paper, section 4.2): ``offset + scale * m``, the first and the last level at the extremes.
+``mid-tread``: ``scale * (m - (M - 1) / 2)``, an odd number of levels around zero whose spacing is a fixed part of the
+stream's root mean square; what lies beyond the last level is clipped.  After rotation and mean removal streams are
+centred, so an offset says nothing, and the extremes of a thousand values say little about the other ones.
 
 After this stage the encoder is integer arithmetic: a position is the distance from the offset in 2**-16 steps.
 Sums over positions are exact in any order, so every thread count and device gives the same bytes.
@@ -12,10 +17,20 @@ from numpy.typing import NDArray
 from .kernels import inlined, kernel
 from .means import round_down_half, round_up_half
 
-#: Fraction bits of a position.  Positions stay below 64 * 2**16 = 2**22, their squares summed over 2**16 values
-#: below 2**60.
+#: Fraction bits of a position.  Positions stay within 96 * 2**16 < 2**23, their squares summed over 2**16 values
+#: below 2**62.
 FRACTION = 16
 ONE = 1 << FRACTION
+
+#: Steps beyond the outer levels that a value may lie; normal streams of a thousand values hardly ever go so far.
+REACH = 2
+#: Steps beyond the outer levels up to which a mid-tread position is exact: clipped values still count in the gain.
+BEYOND = 32
+#: A gain that is not allowed to grow beyond this, however little of a stream is left after coding.
+MOST_GAIN = 3.0
+#: Attention averages values over many tokens, which averages noise away but not bias: of the error of values, bias
+#: counts in full and noise as this part.
+NOISE_SHARE = 1 / 8
 
 
 def min_max_grid(x: NDArray[np.float32], levels: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
@@ -37,7 +52,31 @@ def positions(
     step = scale.astype(np.float32)
     inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
     out = np.empty(x.shape, np.int32)
-    stream_positions(x, offset.astype(np.float32), inverse, np.float32((levels - 1) * ONE), out)
+    stream_positions(x, offset.astype(np.float32), inverse, np.float32(0), np.float32(0), (levels - 1) * ONE, out)
+    return out
+
+
+def mid_tread_scale(x: NDArray[np.float32], step: float, levels: int) -> NDArray[np.float16]:
+    """FP16 scale ``[T]`` of streams float32 ``[T, n]``: ``step`` times the root mean square.
+
+    More if the largest magnitude would lie further than ``REACH`` steps outside: a stream of which one head is much
+    larger than the others must not lose that head.
+    """
+    squares, peaks = np.empty(x.shape[0], np.float64), np.empty(x.shape[0], np.float64)
+    row_squares(x, squares, peaks)
+    usual = np.sqrt(squares / x.shape[1]) * step
+    scale: NDArray[np.float16] = np.maximum(usual, peaks / ((levels - 1) / 2 + REACH)).astype(np.float16)
+    return scale
+
+
+def mid_tread_positions(x: NDArray[np.float32], scale: NDArray[np.float16], levels: int) -> NDArray[np.int32]:
+    """Positions int32 ``[T, n]`` within ``BEYOND`` steps of ``[0, levels - 1] * 2**16``; scale zero: the middle."""
+    step = scale.astype(np.float32)
+    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
+    middle = np.float32((levels - 1) / 2)
+    bottom, top = np.float32(-BEYOND * ONE), (levels - 1 + BEYOND) * ONE
+    out = np.empty(x.shape, np.int32)
+    stream_positions(x, np.zeros_like(step), inverse, middle, bottom, top, out)
     return out
 
 
@@ -64,6 +103,61 @@ def refit(
     return np.where(better, candidate[:, 0], offset), np.where(better, candidate[:, 1], scale)
 
 
+def regain(
+    position: NDArray[np.int32], symbols: NDArray[np.uint8], scale: NDArray[np.float16], levels: int, unbiased: bool
+) -> NDArray[np.float16]:
+    """The scale ``[T]`` of a mid-tread grid for the final symbols.
+
+    Least squares makes reconstructions too small by the distortion ``D``: fine for keys.  ``unbiased`` divides that
+    out as far as the noise it adds allows: of all gains, that with the least ``bias**2 + NOISE_SHARE * noise``.
+    """
+    sums = np.empty((position.shape[0], 5), np.int64)
+    moments(position, symbols, sums)
+    m, mm, u, um, uu = sums.T.astype(np.float64)
+    u, um, uu = u / ONE, um / ONE, uu / (ONE * ONE)
+    # About the middle level: y for the symbols, v for the positions.
+    middle = (levels - 1) / 2
+    n = position.shape[1]
+    yy = mm - 2 * middle * m + n * middle**2
+    vy = um - middle * (u + m) + n * middle**2
+    vv = uu - 2 * middle * u + n * middle**2
+    useful = (yy > 0) & (vy > 0)
+    gain = np.divide(vy, yy, out=np.ones_like(vy), where=useful)
+    if unbiased:
+        kept = np.divide(vy * vy, vv * yy, out=np.ones_like(vy), where=useful)
+        gain = gain / (kept + (1 - kept) * NOISE_SHARE)
+    with np.errstate(over="ignore"):
+        candidate = (scale.astype(np.float64) * np.minimum(gain, MOST_GAIN)).astype(np.float16)
+    return np.where(np.isfinite(candidate), candidate, scale)
+
+
+@kernel
+def row_squares(x, squares, peaks):
+    """Sums of squares in FP64, of every eighth value and then of the eight sums in order, and largest magnitudes."""
+    whole = x.shape[1] // 8 * 8
+    for t in range(x.shape[0]):
+        row = x[t]
+        a = b = c = d = e = f = g = h = np.float64(0)
+        for i in range(0, whole, 8):
+            a += np.float64(row[i]) * np.float64(row[i])
+            b += np.float64(row[i + 1]) * np.float64(row[i + 1])
+            c += np.float64(row[i + 2]) * np.float64(row[i + 2])
+            d += np.float64(row[i + 3]) * np.float64(row[i + 3])
+            e += np.float64(row[i + 4]) * np.float64(row[i + 4])
+            f += np.float64(row[i + 5]) * np.float64(row[i + 5])
+            g += np.float64(row[i + 6]) * np.float64(row[i + 6])
+            h += np.float64(row[i + 7]) * np.float64(row[i + 7])
+        total = a + b + c + d + e + f + g + h
+        for i in range(whole, x.shape[1]):
+            total += np.float64(row[i]) * np.float64(row[i])
+        squares[t] = total
+        largest = np.float32(0)
+        for i in range(x.shape[1]):
+            magnitude = abs(row[i])
+            largest = magnitude if magnitude > largest else largest
+        peaks[t] = largest
+
+
 @kernel
 def row_ranges(x, low, high):
     for t in range(x.shape[0]):
@@ -78,15 +172,15 @@ def row_ranges(x, low, high):
 
 
 @kernel
-def stream_positions(x, offset, inverse, top, out):
+def stream_positions(x, offset, inverse, middle, bottom, top, out):
     one = np.float32(65536)
-    zero = np.float32(0)
+    top = np.float32(top)
     for t in range(x.shape[0]):
         o = offset[t]
         r = inverse[t]
         for i in range(x.shape[1]):
-            v = np.rint((x[t, i] - o) * r * one)
-            v = zero if v < zero else v
+            v = np.rint(((x[t, i] - o) * r + middle) * one)
+            v = bottom if v < bottom else v
             v = top if v > top else v
             out[t, i] = np.int32(v)
 

@@ -4,10 +4,10 @@
     head  = i16 key exponent, i16 value exponent,
             (f16 scale [H], i8 mean [H, D]) for each kind with means; zero padding to 64 bytes
     tile  = key words    [substream][word][32 tokens]        u16 or u32
-            key affine   [32 tokens] x (f16 offset, f16 scale)
+            key affine   [32 tokens] x (f16 offset, f16 scale), or x f16 scale for a mid-tread grid
             value words, value affine                        likewise
 
-The same bytes on disk, in memory and on a GPU.  Rows of words are 64 or 128 bytes and an affine row is 128, so every
+The same bytes on disk, in memory and on a GPU.  Rows of words and affine rows are 64 or 128 bytes, so every
 tile is a multiple of 64 bytes.  A page of fewer tokens is a prefix of the full page, cut after its last used tile.
 """
 
@@ -35,6 +35,7 @@ class StreamLayout:
     mean_at: int
     words_at: int
     affine_at: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ def _layout(plan: Plan) -> PageLayout:
             at = mean_at + plan.values
         words_at = tile
         affine_at = words_at + TILE * stream.container
-        tile = affine_at + TILE * 4
-        streams.append(StreamLayout(scale_at, mean_at, words_at, affine_at))
+        tile = affine_at + TILE * 2 * stream.affine
+        streams.append(StreamLayout(scale_at, mean_at, words_at, affine_at, tile))
     return PageLayout(
         used_head_bytes=at,
         head_bytes=-(-at // ALIGNMENT) * ALIGNMENT,
@@ -97,7 +98,7 @@ class KindFields:
     words
         uint16 or uint32 ``[tiles, S, words, 32]``, equally many tiles of every page.
     affine
-        FP16 ``[32 * tiles, 2]``: offset and scale of every stream.
+        FP16 ``[32 * tiles, 2]``: offset and scale of every stream; ``[32 * tiles, 1]``: the scale of a mid-tread grid.
     """
 
     exponent: int
@@ -105,6 +106,14 @@ class KindFields:
     mean: NDArray[np.int8] | None
     words: NDArray[Any]
     affine: NDArray[np.float16]
+
+    def grid(self, levels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Offset and scale of every stream, float32 ``[32 * tiles]``: of ``M`` levels, the first and their distance."""
+        if self.affine.shape[1] == 2:
+            offset, scale = np.ascontiguousarray(self.affine.T, np.float32)
+            return offset, scale
+        scale = self.affine[:, 0].astype(np.float32)
+        return np.float32(-(levels - 1) / 2) * scale, scale
 
 
 def write_page(page: NDArray[np.uint8], plan: Plan, key: KindFields, value: KindFields) -> None:
@@ -121,7 +130,7 @@ def write_page(page: NDArray[np.uint8], plan: Plan, key: KindFields, value: Kind
         words = fields.words.astype(fields.words.dtype.newbyteorder("<"), copy=False).reshape(len(tiles), -1)
         tiles[:, at.words_at : at.affine_at] = words.view(np.uint8)
         affine = fields.affine.astype("<f2", copy=False).reshape(len(tiles), -1)
-        tiles[:, at.affine_at : at.affine_at + 4 * TILE] = affine.view(np.uint8)
+        tiles[:, at.affine_at : at.end] = affine.view(np.uint8)
 
 
 def page_exponents(pages: NDArray[np.uint8]) -> NDArray[np.int16]:
@@ -145,11 +154,11 @@ def read_kind(pages: NDArray[np.uint8], plan: Plan, kind: str, tiles: slice) -> 
     body = pages[:, layout.head_bytes :].reshape(len(pages), layout.tiles, layout.tile_bytes)[:, tiles]
     word = np.dtype(np.uint16 if stream.coder == "rans" else np.uint32)
     words = np.ascontiguousarray(body[:, :, at.words_at : at.affine_at]).view(word.newbyteorder("<"))
-    affine = np.ascontiguousarray(body[:, :, at.affine_at : at.affine_at + 4 * TILE]).view("<f2")
+    affine = np.ascontiguousarray(body[:, :, at.affine_at : at.end]).view("<f2")
     return KindFields(
         exponent=int(page_exponents(pages[:1])[0, KINDS.index(kind)]),
         scale=scale,
         mean=mean,
         words=words.astype(word, copy=False).reshape(-1, stream.substreams, stream.words, TILE),
-        affine=affine.astype(np.float16, copy=False).reshape(-1, 2),
+        affine=affine.astype(np.float16, copy=False).reshape(-1, stream.affine),
     )

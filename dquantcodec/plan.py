@@ -27,7 +27,8 @@ class StreamPlan:
 
     ``frequencies`` is uint16 ``[levels**letter]``: letter ``m0 + M*m1 + M*M*m2`` (first symbol least significant)
     has ``frequencies[letter]`` of the ``2**precision`` slots, none zero; for ``prefix`` every one is a power of two.
-    ``words`` counts words of one sub-stream's container.
+    ``words`` counts words of one sub-stream's container.  ``grid`` is ``"min-max"`` or ``"mid-tread"``; ``step`` (in
+    root mean squares) and ``gain`` tell an encoder how to lay a mid-tread grid, decoders do without.
     """
 
     coder: str
@@ -38,6 +39,14 @@ class StreamPlan:
     substreams: int
     mean: bool
     frequencies: NDArray[np.uint16]
+    grid: str = "min-max"
+    step: float = 0.0
+    gain: str = "least-squares"
+
+    @property
+    def affine(self) -> int:
+        """FP16 numbers a token carries: offset and scale, or the scale alone."""
+        return 2 if self.grid == "min-max" else 1
 
     @property
     def word_bytes(self) -> int:
@@ -100,9 +109,8 @@ def make_plan(profile: Profile, kv_heads: int, head_dim: int) -> Plan:
 
 def _stream_plan(kind: str, profile: StreamProfile, kv_heads: int, head_dim: int, substreams: int) -> StreamPlan:
     values = kv_heads * head_dim // substreams
-    weights = tables.letter_weights(
-        tables.level_weights(profile.levels, kv_heads * head_dim, profile.alpha), profile.symbols_per_letter
-    )
+    levels = list(profile.weights) or tables.level_weights(profile.levels, kv_heads * head_dim, profile.alpha)
+    weights = tables.letter_weights(levels, profile.symbols_per_letter)
     build = tables.frequencies if profile.coder == "rans" else tables.prefix_frequencies
     plan = StreamPlan(
         coder=profile.coder,
@@ -113,6 +121,9 @@ def _stream_plan(kind: str, profile: StreamProfile, kv_heads: int, head_dim: int
         substreams=substreams,
         mean=profile.mean,
         frequencies=build(weights, profile.precision),
+        grid=profile.grid,
+        step=profile.step,
+        gain=profile.gain,
     )
     plan.frequencies.setflags(write=False)
     needed = least_words(plan, kv_heads // substreams * -(-head_dim // plan.letter))

@@ -17,7 +17,10 @@ REFERENCE_VALUES = 1024
 TILE = 32
 
 MAX_LETTERS = 4096
+MAX_SINKS = 4096
 CODERS = ("rans", "prefix")
+GRIDS = ("min-max", "mid-tread")
+GAINS = ("least-squares", "unbiased")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,14 @@ class StreamProfile:
         slots as letters.
     mean
         Remove the mean of every channel over a window before quantising (paper, section 3.2; meant for keys).
+    grid
+        ``"min-max"`` (the paper's: offset and scale of a token reach from its least to its largest value) or
+        ``"mid-tread"`` (an odd number of levels around zero, ``step`` root mean squares apart, a scale alone).
+    step, weights
+        Of a mid-tread grid: the step, and the levels' shares as integers, from :mod:`dquantcodec.mid_tread`.
+    gain
+        Of a mid-tread grid, how the scale is fitted to the final symbols: ``"least-squares"``, or ``"unbiased"``,
+        better for values, whose errors average out in attention while shrinkage does not.
     """
 
     levels: int
@@ -48,6 +59,10 @@ class StreamProfile:
     alpha: float = 1.4
     letter: int | None = None
     mean: bool = False
+    grid: str = "min-max"
+    step: float = 0.0
+    weights: tuple[int, ...] = ()
+    gain: str = "least-squares"
 
     def __post_init__(self) -> None:
         if not 2 <= self.levels <= 64:
@@ -58,6 +73,22 @@ class StreamProfile:
             raise InputError(f"precision must be 8 to 15 bits, not {self.precision}", code="profile-precision")
         if not 0.25 <= self.alpha <= 8.0:
             raise InputError(f"alpha must be 0.25 to 8, not {self.alpha}", code="profile-alpha")
+        if self.grid not in GRIDS or self.gain not in GAINS:
+            raise InputError(
+                f"grid must be one of {GRIDS} and gain one of {GAINS}, not {self.grid!r} and {self.gain!r}",
+                code="profile-grid",
+            )
+        mid_tread = self.grid == "mid-tread"
+        if mid_tread and not (self.levels % 2 and 0 < self.step <= 16 and len(self.weights) == self.levels):
+            raise InputError(
+                f"a mid-tread grid has an odd number of levels, a step up to 16 and a weight of every level; here are "
+                f"{self.levels} levels, step {self.step} and {len(self.weights)} weights",
+                code="profile-grid",
+            )
+        if not mid_tread and (self.step or self.weights or self.gain != GAINS[0]):
+            raise InputError("step, weights and gain belong to a mid-tread grid", code="profile-grid")
+        if any(weight < 1 for weight in self.weights):
+            raise InputError("weights of levels are positive integers", code="profile-grid")
         if not 4 <= self.container <= 65535:
             raise InputError(f"container must be 4 to 65535 bytes, not {self.container}", code="profile-container")
         if self.letter is None:
@@ -95,17 +126,21 @@ class Profile:
     substreams
         1, 2 or 4 equal parts of a stream, cut between heads, each with its own container; a geometry whose heads do
         not divide takes the next smaller number.
+    sinks
+        Leading tokens that a file keeps exact unless it is told otherwise: models attend to the first one far more than
+        to any other.
     name
         Shown by tools and stored in files; never used to decode.
 
     >>> Profile.named("2.26").key.levels
-    8
+    9
     """
 
     key: StreamProfile
     value: StreamProfile
     window: int = 128
     substreams: int = 2
+    sinks: int = 0
     name: str = "custom"
 
     def __post_init__(self) -> None:
@@ -113,6 +148,8 @@ class Profile:
             raise InputError(
                 f"window must be a multiple of {TILE} up to 4096, not {self.window}", code="profile-window"
             )
+        if not 0 <= self.sinks <= MAX_SINKS:
+            raise InputError(f"sinks must be 0 to {MAX_SINKS} tokens, not {self.sinks}", code="profile-sinks")
         if self.substreams not in (1, 2, 4):
             raise InputError(f"substreams must be 1, 2 or 4, not {self.substreams}", code="profile-substreams")
 
@@ -126,14 +163,56 @@ class Profile:
             raise InputError(f"no profile is called {name!r}; there are {known}", code="profile-unknown") from None
 
 
-def _named(name: str, key: StreamProfile, value: StreamProfile, substreams: int) -> Profile:
-    return Profile(key=replace(key, mean=True), value=value, substreams=substreams, name=name)
+def _named(name: str, key: StreamProfile, value: StreamProfile, substreams: int, sinks: int = 0) -> Profile:
+    return Profile(key=replace(key, mean=True), value=value, substreams=substreams, sinks=sinks, name=name)
 
 
-#: Bits per value are stated for n = 1024 with every byte of a page counted.
+def _mid_tread(
+    levels: int, container: int, precision: int, letter: int, step: float, half: tuple[int, ...], gain: str
+) -> StreamProfile:
+    """A stream on a mid-tread grid; ``half`` the weights from the middle level up."""
+    return StreamProfile(
+        levels, container, precision=precision, letter=letter, grid="mid-tread", step=step,
+        weights=(*half[:0:-1], *half), gain=gain,
+    )  # fmt: skip
+
+
+#: Bits per value are stated for n = 1024 with every byte of a page counted.  Numbers of mid-tread grids come from
+#: :mod:`dquantcodec.mid_tread`.
 PROFILES: dict[str, Profile] = {
-    "2.26": _named("2.26", StreamProfile(8, 330, precision=13), StreamProfile(6, 230), substreams=2),
-    "1.96": _named("1.96", StreamProfile(8, 280, precision=13), StreamProfile(5, 200), substreams=2),
+    "2.26": _named(
+        "2.26",
+        _mid_tread(
+            9, 328, 13, 3, 0.7093, (318573936460, 244755182612, 110985345048, 29501333419, 5226984579), "least-squares"
+        ),
+        _mid_tread(7, 232, 12, 3, 1.1609, (538979352372, 254134187562, 25623891182, 508058958), "unbiased"),
+        substreams=2,
+        sinks=1,
+    ),
+    "1.96": _named(
+        "1.96",
+        _mid_tread(7, 280, 12, 3, 0.9043, (411710272432, 265253689548, 70498297007, 8148691117), "least-squares"),
+        _mid_tread(7, 200, 12, 3, 1.3551, (637393073860, 222931056421, 8106706132, 21514406), "unbiased"),
+        substreams=2,
+        sinks=1,
+    ),
+    "3.0": _named(
+        "3.0",
+        _mid_tread(
+            15,
+            424,
+            12,
+            2,
+            0.4318,
+            (191109909627, 173806933424, 130742196675, 81343924175, 41853991401, 17834134041, 6158155978, 2461523380),
+            "least-squares",
+        ),
+        _mid_tread(
+            9, 320, 13, 3, 0.7408, (333402721616, 249807407504, 105037121211, 24641211768, 3568712596), "unbiased"
+        ),
+        substreams=2,
+        sinks=1,
+    ),
     "paper-2.26": _named(
         "paper-2.26", StreamProfile(8, 332, "rans", letter=3), StreamProfile(6, 230, "rans", letter=3), substreams=1
     ),

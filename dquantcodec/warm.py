@@ -89,7 +89,7 @@ def _decode(coder: str) -> None:
     page = np.zeros(PageLayout.of(plan).page_bytes, np.uint8)
     fields = read_kind(page[None], plan, "key", slice(0, 1))
     levels, _ = decode_levels(fields, plan, plan.key)
-    x = reconstruct(fields, levels, plan)
+    x = reconstruct(fields, levels, plan, plan.key)
     for dtype in (np.dtype(np.float16), BFLOAT16):
         store_float32(x, np.empty(x.shape, dtype))
 

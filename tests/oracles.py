@@ -391,7 +391,11 @@ def decode_page(page: bytes, plan: Any, tokens: int) -> dict[str, NDArray[np.flo
             rows = []
             for lane in range(min(TILE, tokens - first)):
                 symbols = _token_symbols(page, tile_at, lane, stream, dim, heads)
-                offset, scale = (np.float32(v) for v in struct.unpack_from("<2e", page, affine_at + 4 * lane))
+                if stream.grid == "mid-tread":
+                    scale = np.float32(struct.unpack_from("<e", page, affine_at + 2 * lane)[0])
+                    offset = np.float32(-(stream.levels - 1) / 2) * scale
+                else:
+                    offset, scale = (np.float32(v) for v in struct.unpack_from("<2e", page, affine_at + 4 * lane))
                 rows.append([offset + scale * np.float32(m) for m in symbols])
             y = np.array(rows, np.float32).reshape(-1, heads, dim)
             mean = means[kind]
@@ -401,7 +405,7 @@ def decode_page(page: bytes, plan: Any, tokens: int) -> dict[str, NDArray[np.flo
             # One rounding in FP64 at most; what errors lift beyond FP32 saturates.
             scaled = np.clip(x.astype(np.float64) * 2.0**exponent, -LARGEST, LARGEST)
             result[kind][first : first + len(rows)] = scaled.astype(np.float32)
-            tile_at = affine_at + 4 * TILE
+            tile_at = affine_at + (2 if stream.grid == "mid-tread" else 4) * TILE
     return result
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from dquantcodec import arrays, drift, grid, letters, means, prefix, rans, rotate
+from dquantcodec import arrays, drift, letters, means, prefix, rans, rotate
 from dquantcodec.codec import Codec, Pages
-from dquantcodec.encode import page_exponent
+from dquantcodec.encode import lay_grid, page_exponent
 from dquantcodec.errors import CapacityError, ChecksumError, FormatError, InputError, LimitError
 from dquantcodec.page import PageLayout
 from dquantcodec.plan import StreamPlan, budget, make_plan
@@ -49,8 +49,7 @@ def by_stages(codec: Codec, x: NDArray[np.float32], kind: str) -> NDArray[np.uin
     if stream.mean:
         rotated = rotated - means.mean_values(*means.window_means(rotated))
     flat = rotated.reshape(len(x), -1)
-    offset, scale = grid.min_max_grid(flat, stream.levels)
-    position = grid.positions(flat, offset, scale, stream.levels)
+    _, _, position = lay_grid(flat, stream)
     budgets = np.full((len(x), stream.substreams), budget(stream), np.int64)
     while True:
         symbols, _ = drift.drift(position, stream, plan.head_dim, budgets)
@@ -574,7 +573,7 @@ def test_exponents_at_the_ends_of_the_range_are_read(exponent: int) -> None:
 @pytest.mark.parametrize("kind", ["key", "value"])
 @pytest.mark.parametrize("part", [0, 1])
 def test_offsets_and_scales_that_are_not_finite_are_refused(bits: int, kind: str, part: int) -> None:
-    codec = codec_of("2.26")
+    codec = codec_of("paper-2.26")
     pages = codec.encode(*tensors(50))
     layout = codec.layout
     at = layout.head_bytes + layout.tile_bytes + getattr(layout, kind).affine_at + 4 * 5 + 2 * part
@@ -583,6 +582,18 @@ def test_offsets_and_scales_that_are_not_finite_are_refused(bits: int, kind: str
         codec.decode(pages)
     assert caught.value.code == "page-affine"
     assert caught.value.where == {"kind": kind, "token": 37}
+    assert codec.check(pages) == [(kind, 37, 0, "page-affine")]
+
+
+@pytest.mark.parametrize("kind", ["key", "value"])
+def test_scales_of_mid_tread_grids_that_are_not_finite_are_refused(kind: str) -> None:
+    codec = codec_of("2.26")
+    pages = codec.encode(*tensors(50))
+    layout = codec.layout
+    at = layout.head_bytes + layout.tile_bytes + getattr(layout, kind).affine_at + 2 * 5
+    pages.data[0, at : at + 2].view("<u2")[:] = 0x7C00
+    with pytest.raises(FormatError, match=f"{kind} container of token 37"):
+        codec.decode(pages)
     assert codec.check(pages) == [(kind, 37, 0, "page-affine")]
 
 

@@ -261,7 +261,7 @@ def test_decoded_rows_are_kept_within_bounds(tmp_path: Path, monkeypatch: pytest
 
 def test_accounting_counts_every_byte(tmp_path: Path) -> None:
     layers = [Layer(8, 128, "bfloat16", "2.26"), Layer(8, 128, storage="absent")]
-    write(tmp_path / "x.dqkv", layers, tensors(layers, 1408), recent=128)
+    write(tmp_path / "x.dqkv", layers, tensors(layers, 1408), sinks=0, recent=128)
     size = (tmp_path / "x.dqkv").stat().st_size
     with dqkv.open(tmp_path / "x.dqkv") as reader:
         account = reader.accounting()

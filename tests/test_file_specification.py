@@ -62,10 +62,10 @@ def read_header(data: bytes) -> dict[str, Any]:
         at = profiles_at + 192 * number
         plan: dict[str, Any] = dict(zip(("H", "D", "W"), struct.unpack_from("<III", data, at)))
         for kind, base in (("key", at + 64), ("value", at + 128)):
-            coder, _, _, k, m, p, s, mean = struct.unpack_from("<8B", data, base)
+            coder, _, grid, k, m, p, s, mean = struct.unpack_from("<8B", data, base)
             words, table, _, _, vector = struct.unpack_from("<HHBBH", data, base + 8)
             plan[kind] = {
-                "coder": coder, "k": k, "M": m, "p": p, "S": s, "mean": mean, "words": words,
+                "coder": coder, "k": k, "M": m, "p": p, "S": s, "mean": mean, "words": words, "grid": grid,
                 "f": stored_tables[table],
             }  # fmt: skip
             plan["signs"] = np.array(stored_signs[vector], F32).reshape(plan["H"], plan["D"])
@@ -139,7 +139,11 @@ def read_rows(block: bytes, encoding: int, tokens: int, layer: dict[str, Any]) -
 def page_sizes(plan: dict[str, Any]) -> tuple[int, int]:
     """Clause 5.1: head and tile."""
     means = sum(2 * plan["H"] + plan["H"] * plan["D"] for kind in ("key", "value") if plan[kind]["mean"])
-    return align(4 + means, 64), sum(32 * container(plan[kind]) + 128 for kind in ("key", "value"))
+    return align(4 + means, 64), sum(32 * container(plan[kind]) + affine(plan[kind]) for kind in ("key", "value"))
+
+
+def affine(stream: dict[str, Any]) -> int:
+    return 64 if stream["grid"] == 1 else 128
 
 
 def container(stream: dict[str, Any]) -> int:
@@ -175,13 +179,18 @@ def read_page(page: bytes, plan: dict[str, Any], tokens: int) -> dict[str, Any]:
                     read_rans(words, stream, letters) if stream["coder"] == 1 else read_prefix(words, stream, letters)
                 )
                 symbols += to_symbols(coded, stream, d)
-            offset, scale = np.frombuffer(page, "<f2", 2, base + 32 * container(stream) + 4 * (t % 32)).astype(F32)
+            at = base + 32 * container(stream)
+            if stream["grid"] == 1:
+                (scale,) = np.frombuffer(page, "<f2", 1, at + 2 * (t % 32)).astype(F32)
+                offset = F32(-(stream["M"] - 1) / 2) * scale
+            else:
+                offset, scale = np.frombuffer(page, "<f2", 2, at + 4 * (t % 32)).astype(F32)
             y = (offset + scale * np.array(symbols, F32)).reshape(h, d)
             if stream["mean"]:
                 y = y + mean
             rows[t] = rotate_back(y) * plan["signs"]
         out[kind] = np.ldexp(rows.astype(np.float64), exponent).astype(F32)
-        words_at += 32 * container(stream) + 128
+        words_at += 32 * container(stream) + affine(stream)
     return out
 
 

@@ -49,7 +49,9 @@ def test_sizes_follow_the_byte_table(profile: str, heads: int, dim: int) -> None
     codec = codec_of(profile, heads, dim)
     plan, layout = codec.plan, codec.layout
     head = 4 + sum(2 * heads + heads * dim for stream in (plan.key, plan.value) if stream.mean)
-    tile = sum(32 * stream.container + 32 * 4 for stream in (plan.key, plan.value))
+    tile = sum(
+        32 * stream.container + 32 * (2 if stream.grid == "mid-tread" else 4) for stream in (plan.key, plan.value)
+    )
     assert layout.head_bytes == -(-head // 64) * 64
     assert layout.tile_bytes == tile
     assert layout.tiles * 32 == plan.window
@@ -87,7 +89,7 @@ def test_fields_come_back_from_a_page_as_they_went_in(data: st.DataObject) -> No
             scale=rng.standard_normal((1, heads)).astype(np.float16) if stream.mean else None,
             mean=rng.integers(-127, 128, (1, heads, dim)).astype(np.int8) if stream.mean else None,
             words=rng.integers(0, np.iinfo(dtype).max, (tiles, stream.substreams, stream.words, 32), dtype=dtype),
-            affine=rng.standard_normal((tiles * 32, 2)).astype(np.float16),
+            affine=rng.standard_normal((tiles * 32, stream.affine)).astype(np.float16),
         )
 
     written = {"key": fields(plan.key), "value": fields(plan.value)}

@@ -90,28 +90,37 @@ def test_containers_scale_with_the_stream_to_whole_words(container: float, value
 
 
 @pytest.mark.parametrize(
-    ("name", "bits"), [("2.26", 2.26), ("1.96", 1.965), ("paper-2.26", 2.265), ("paper-1.96", 1.965)]
+    ("name", "bits"), [("3.0", 3.0), ("2.26", 2.26), ("1.96", 1.96), ("paper-2.26", 2.265), ("paper-1.96", 1.965)]
 )
 def test_named_profiles_keep_their_bits_per_value_with_every_byte_of_a_page_counted(name: str, bits: float) -> None:
     plan = make_plan(Profile.named(name), 8, 128)
     layout = PageLayout.of(plan)
-    assert layout.page_bytes * 8 / (plan.window * 2 * plan.values) <= bits
+    # Exact leading tokens count too, over a context of 1024.
+    exact = PROFILES[name].sinks * 16 / 1024
+    assert layout.page_bytes * 8 / (plan.window * 2 * plan.values) + exact <= bits
 
 
 def test_named_profiles_are_the_papers_and_the_prefix_coders() -> None:
     assert DEFAULT_PROFILE == "2.26"
-    assert set(PROFILES) == {"2.26", "1.96", "paper-2.26", "paper-1.96"}
+    assert set(PROFILES) == {"3.0", "2.26", "1.96", "paper-2.26", "paper-1.96"}
     for name, profile in PROFILES.items():
         assert profile.name == name
         assert profile is Profile.named(name)
         assert profile.window == 128
         assert profile.key.mean
         assert not profile.value.mean
-        coder = "rans" if name.startswith("paper") else "prefix"
-        assert profile.key.coder == profile.value.coder == coder
-        assert profile.key.alpha == profile.value.alpha == 1.4
-        assert profile.key.levels == 8
-        assert profile.value.levels == (6 if name.endswith("2.26") else 5)
+        if name.startswith("paper"):
+            assert profile.key.coder == profile.value.coder == "rans"
+            assert profile.key.grid == profile.value.grid == "min-max"
+            assert profile.key.alpha == profile.value.alpha == 1.4
+            assert profile.key.levels == 8
+            assert profile.value.levels == (6 if name.endswith("2.26") else 5)
+            assert profile.sinks == 0
+        else:
+            assert profile.key.coder == profile.value.coder == "prefix"
+            assert profile.key.grid == profile.value.grid == "mid-tread"
+            assert (profile.key.gain, profile.value.gain) == ("least-squares", "unbiased")
+            assert profile.sinks == 1
     paper = make_plan(PROFILES["paper-2.26"], 8, 128)
     assert (paper.key.container, paper.value.container) == (332, 230)
     assert (paper.key.substreams, paper.value.substreams) == (1, 1)

@@ -79,13 +79,15 @@ def test_rows_that_do_not_divide_into_blocks_pay_for_the_last_block():
 
 
 def test_bytes_of_ours_are_those_of_the_pages():
-    keys, values = normal(300, 8, 128)
+    keys, values = normal(301, 8, 128)
     coded = METHODS["dquantcodec 2.26"].code(keys, values)
-    tile = 32 * (2 * 164 + 4 + 2 * 116 + 4)
+    tile = 32 * (2 * 164 + 2 + 2 * 116 + 2)
     head = 1088  # 4 + 8 * 2 + 1024 bytes, padded to a multiple of 64
-    assert coded.key_bytes + coded.value_bytes == 3 * head + (4 + 4 + 2) * tile
-    assert coded.value_bytes == 10 * 32 * (232 + 4) + 3 * 2
-    last = Codec("2.26", 8, 128).encode(keys, values).data[-1]
+    exact = 2 * 1024  # the first token
+    assert coded.key_bytes + coded.value_bytes == 3 * head + (4 + 4 + 2) * tile + 2 * exact
+    assert coded.value_bytes == 10 * 32 * (232 + 2) + 3 * 2 + exact
+    assert (coded.keys[0] == keys[0]).all() and (coded.values[0] == values[0]).all()
+    last = Codec("2.26", 8, 128).encode(keys[1:], values[1:]).data[-1]
     assert last[: head + 2 * tile].any() and not last[head + 2 * tile :].any()
 
 

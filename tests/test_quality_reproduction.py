@@ -134,7 +134,7 @@ def test_preprocessing_does_to_real_keys_what_the_paper_says() -> None:
     assert found["value"]["+ rotation"].normal_gap < 0.01
 
 
-@pytest.mark.parametrize("profile", ["2.26", "paper-2.26"])
+@pytest.mark.parametrize("profile", ["paper-1.96", "paper-2.26"])
 def test_drift_statistics_agree_with_the_codec(profile: str) -> None:
     layer = sample().layers[1]
     codec = Codec(profile, 3, 64)

@@ -9,8 +9,9 @@ import numpy as np
 import zstandard
 from timing import Row, row
 
-from dquantcodec import Profile, drift, grid, letters
+from dquantcodec import Profile, drift, letters
 from dquantcodec.coders import CODERS
+from dquantcodec.encode import lay_grid
 from dquantcodec.plan import make_plan
 from dquantcodec.profile import TILE
 
@@ -24,7 +25,7 @@ def key_symbols(profile: str) -> tuple[np.ndarray, object]:
     """Key symbols uint8 ``[TOKENS, 1024]`` of normal values, drifted into the containers of ``profile``; its plan."""
     plan = make_plan(Profile.named(profile), HEADS, HEAD_DIM)
     x = np.random.default_rng(1).standard_normal((TOKENS, plan.values), dtype=np.float32)
-    position = grid.positions(x, *grid.min_max_grid(x, plan.key.levels), plan.key.levels)
+    _, _, position = lay_grid(x, plan.key)
     # A few bits to spare, so that no rANS stream overflows by its rounding and every coder gets the same symbols.
     budgets = np.full((TOKENS, plan.key.substreams), (8 * plan.key.container // plan.key.substreams - 24) * 1024)
     return drift.drift(position, plan.key, HEAD_DIM, budgets)[0], plan

@@ -20,10 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dquantcodec import Codec, drift, grid, means
+from dquantcodec import Codec, drift, means
 from dquantcodec.arrays import store_float32, to_float32
 from dquantcodec.codec import decode_levels
 from dquantcodec.coders import CODERS
+from dquantcodec.encode import fit_grid, lay_grid
 from dquantcodec.letters import pack
 from dquantcodec.page import read_kind
 from dquantcodec.reconstruct import reconstruct
@@ -56,23 +57,22 @@ def stages(profile: str) -> Iterator[tuple[str, int, Callable[[], object]]]:
     for kind in ("key", "value"):
         stream = getattr(plan, kind)
         coder = CODERS[stream.coder]
-        offset, scale = grid.min_max_grid(flat, stream.levels)
-        position = grid.positions(flat, offset, scale, stream.levels)
+        offset, scale, position = lay_grid(flat, stream)
         symbols, _ = drift.drift(position, stream, DIM)
         letters = pack(symbols, stream, DIM).reshape(TOKENS, stream.substreams, -1)
         fields = read_kind(pages.data[:1], plan, kind, slice(0, codec.layout.tiles))
         levels, _ = decode_levels(fields, plan, stream)
 
-        def lay_grid(m: int = stream.levels) -> None:
-            grid.positions(flat, *grid.min_max_grid(flat, m), m)
-
-        yield f"{kind}: grid and positions", n, lay_grid
+        yield f"{kind}: grid and positions", n, lambda s=stream: lay_grid(flat, s)
         yield f"{kind}: drift", n, lambda s=stream, p=position: drift.drift(p, s, DIM)
-        yield f"{kind}: refit", n, lambda p=position, m=symbols, o=offset, c=scale: grid.refit(p, m, o, c)
+        yield (
+            f"{kind}: refit", n,
+            lambda p=position, m=symbols, o=offset, c=scale, s=stream: fit_grid(p, m, o, c, s),
+        )  # fmt: skip
         yield f"{kind}: letters", n, lambda s=stream, m=symbols: pack(m, s, DIM)
         yield f"{kind}: {stream.coder} encode", n, lambda s=stream, w=letters, c=coder: c.encode(w, s)
         yield f"{kind}: {stream.coder} decode to levels", n, lambda f=fields, s=stream: decode_levels(f, plan, s)
-        yield f"{kind}: levels to FP32", n, lambda f=fields, m=levels: reconstruct(f, m, plan)
+        yield f"{kind}: levels to FP32", n, lambda f=fields, m=levels, s=stream: reconstruct(f, m, plan, s)
     yield "FP32 to FP16", n, lambda: store_float32(x, half)
     yield "encode a page", 2 * n, lambda: codec.encode(half, half)
     yield "decode a page to FP16", 2 * n, lambda: codec.decode(pages, dtype=np.float16)

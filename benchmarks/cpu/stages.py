@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 from timing import Row, row
 
-from dquantcodec import Codec, attend, drift, grid, means
+from dquantcodec import Codec, attend, drift, means
 from dquantcodec.arrays import check_finite, store_float32, to_float32
 from dquantcodec.codec import decode_levels
 from dquantcodec.coders import CODERS
-from dquantcodec.encode import encode_pages
+from dquantcodec.encode import encode_pages, fit_grid, lay_grid
 from dquantcodec.letters import letter_table, pack
 from dquantcodec.page import read_kind
 from dquantcodec.reconstruct import reconstruct
@@ -44,14 +44,12 @@ def rows(profile: str = "2.26") -> Iterator[Row]:
     for kind in ("key", "value"):
         stream = getattr(plan, kind)
         coder = CODERS[stream.coder]
-        offset, scale = grid.min_max_grid(flat, stream.levels)
-        position = grid.positions(flat, offset, scale, stream.levels)
+        offset, scale, position = lay_grid(flat, stream)
         symbols, _ = drift.drift(position, stream, DIM)
         letters = pack(symbols, stream, DIM).reshape(TOKENS, stream.substreams, -1)
-        yield one(f"{kind}: grid", lambda s=stream: grid.min_max_grid(flat, s.levels))
-        yield one(f"{kind}: positions", lambda s=stream, o=offset, c=scale: grid.positions(flat, o, c, s.levels))
+        yield one(f"{kind}: grid and positions", lambda s=stream: lay_grid(flat, s))
         yield one(f"{kind}: drift", lambda s=stream, p=position: drift.drift(p, s, DIM))
-        yield one(f"{kind}: refit", lambda p=position, m=symbols, o=offset, c=scale: grid.refit(p, m, o, c))
+        yield one(f"{kind}: refit", lambda p=position, m=symbols, o=offset, c=scale, s=stream: fit_grid(p, m, o, c, s))
         yield one(f"{kind}: letters", lambda s=stream, m=symbols: pack(m, s, DIM))
         yield one(f"{kind}: {stream.coder} encode", lambda s=stream, w=letters, c=coder: c.encode(w, s))
         yield one(f"{kind}: all of encoding", lambda s=stream: list(encode_pages(x, plan, s)))
@@ -63,7 +61,7 @@ def rows(profile: str = "2.26") -> Iterator[Row]:
             f"{kind}: {stream.coder} decode to levels",
             lambda f=fields, s=stream, c=coder, n=count: c.decode_levels(f.words, s, DIM, n),
         )
-        yield one(f"{kind}: levels to FP32", lambda f=fields, m=levels: reconstruct(f, m, plan))
+        yield one(f"{kind}: levels to FP32", lambda f=fields, m=levels, s=stream: reconstruct(f, m, plan, s))
         parts.append(attend.Levels.of(fields, levels, slice(0, TOKENS), stream.levels))
     yield one("FP32 to FP16", lambda: store_float32(x, half))
     yield row(

@@ -40,6 +40,9 @@ FILL_EDGES = np.arange(0, 1.4 + 1e-9, 0.02)
 
 Symbols = NDArray[np.uint8]
 
+#: The analytic model is that of the paper's grid.
+MIN_MAX = [name for name, profile in PROFILES.items() if profile.key.grid == profile.value.grid == "min-max"]
+
 
 @dataclass(frozen=True)
 class DriftStatistics:
@@ -140,7 +143,7 @@ def kind_statistics(data: str, profile: str, kind: str, tensors: list[Floats]) -
 def main(argv: list[str]) -> int:
     parser = command_parser(__doc__)
     parser.add_argument("--tokens", type=int, default=2048, metavar="N", help="tokens of normal values (2048)")
-    parser.add_argument("--profiles", nargs="+", choices=tuple(PROFILES), default=["paper-2.26", "2.26"])
+    parser.add_argument("--profiles", nargs="+", choices=MIN_MAX, default=["paper-2.26"])
     arguments = parser.parse_args(argv)
     capture = read_capture(arguments.capture)
     normal = dict(zip(KINDS, normal_tokens(arguments.tokens)))

@@ -139,7 +139,6 @@ class Remedy:
 
 def remedies() -> list[Remedy]:
     default = PROFILES["2.26"]
-    larger = Profile(StreamProfile(14, 430, precision=13, mean=True), StreamProfile(10, 330, precision=13))
     # Streams far from normal use the outer levels often; sharpening would make these expensive.
     largest = Profile(
         StreamProfile(24, 640, precision=13, alpha=1.0, mean=True), StreamProfile(24, 520, precision=13, alpha=1.0)
@@ -148,7 +147,7 @@ def remedies() -> list[Remedy]:
         Remedy("no mean removal", replace(default, key=replace(default.key, mean=False))),
         Remedy("2.26 (default)", default),
         Remedy("4 exact sinks", default, sinks=4),
-        Remedy("larger budget", larger),
+        Remedy("larger budget", PROFILES["3.0"]),
         Remedy("twice the budget", largest),
         Remedy("exact layer", None),
     ]

@@ -63,7 +63,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--recent", type=not_negative, default=128, metavar="N", help="newest tokens to keep exact (128)"
     )
-    parser.add_argument("--sinks", type=not_negative, default=0, metavar="N", help="first tokens to keep exact (0)")
+    parser.add_argument(
+        "--sinks", type=not_negative, metavar="N", help="first tokens to keep exact (what the profile asks for: 1)"
+    )
     parser.add_argument("--layers", type=layer_numbers, metavar="LIST", help="only these layers, as in 0-9,14")
     parser.add_argument("--exact-layers", type=layer_numbers, default=[], metavar="LIST", help="layers to keep exact")
     parser.add_argument("--model", default="", metavar="NAME", help="name of the model, kept in the file")
@@ -119,7 +121,7 @@ class Settings:
 
     profile: str = DEFAULT_PROFILE
     exact_layers: Collection[int] = ()
-    sinks: int = 0
+    sinks: int | None = None
     recent: int = 128
     model: str = ""
     revision: str = ""

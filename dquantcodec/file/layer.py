@@ -94,6 +94,12 @@ class Layer:
         return replace(self, profile=plan, number=number if self.number is None else self.number)
 
     @property
+    def profile_sinks(self) -> int:
+        """Leading tokens that the profile of a coded layer asks to keep exact; a ready plan asks for none."""
+        profile = Profile.named(self.profile) if isinstance(self.profile, str) else self.profile
+        return profile.sinks if isinstance(profile, Profile) else 0
+
+    @property
     def plan(self) -> Plan | None:
         """The plan of a coded layer that is resolved or was read from a file, else None."""
         return self.profile if isinstance(self.profile, Plan) else None

@@ -17,7 +17,8 @@ from ..profile import MAX_LETTERS, TILE
 from .layer import check_geometry
 from .structs import (
     CODERS,
-    GRID_AFFINE,
+    GAINS,
+    GRIDS,
     MAX_TABLES,
     MAX_WINDOW,
     MAX_WORDS,
@@ -68,9 +69,10 @@ def _pack_plan(plan: Plan, tables: dict[bytes, int], signs: dict[bytes, int]) ->
         frequencies = stream.frequencies.astype("<u2")
         packed = _padded(TABLE.pack(frequencies.size, stream.precision) + frequencies.tobytes())
         entry += STREAM.pack(
-            CODERS[stream.coder], QUANTISER_SCALAR, GRID_AFFINE, stream.letter, stream.levels, stream.precision,
+            CODERS[stream.coder], QUANTISER_SCALAR, GRIDS[stream.grid], stream.letter, stream.levels, stream.precision,
             stream.substreams, MEAN_INT8 if stream.mean else MEAN_NONE, stream.words,
-            tables.setdefault(packed, len(tables)), ROTATION_HADAMARD, 1, sign_vector, bytes(48),
+            tables.setdefault(packed, len(tables)), ROTATION_HADAMARD, 1, sign_vector, stream.step,
+            GAINS[stream.gain], bytes(39),
         )  # fmt: skip
     return entry
 
@@ -163,20 +165,26 @@ def _parse_stream(
     entry: bytes, offset: int, number: int, kind: str, kv_heads: int, tables: Sequence[Table]
 ) -> tuple[StreamPlan, int]:
     (coder, quantiser, grid, letter, levels, precision, substreams, mean, words, table, rotation, groups, sign_vector,
-     reserved) = STREAM.unpack_from(entry, offset)  # fmt: skip
-    coders = {code: name for name, code in CODERS.items()}
+     step, gain, reserved) = STREAM.unpack_from(entry, offset)  # fmt: skip
+    coders, grids, gains = ({code: name for name, code in names.items()} for names in (CODERS, GRIDS, GAINS))
 
     def require(holds: bool, error: type[DQuantError], field: str, found: str) -> None:
         _require(holds, error, number, field, f"{found} for {kind}s")
 
     require(coder in coders, UnsupportedError, "coder", f"coder {coder}")
     require(quantiser == QUANTISER_SCALAR, UnsupportedError, "quantiser", f"quantiser {quantiser}")
-    require(grid == GRID_AFFINE, UnsupportedError, "grid", f"grid {grid}")
+    require(grid in grids, UnsupportedError, "grid", f"grid {grid}")
+    require(gain in gains, UnsupportedError, "gain", f"gain {gain}")
     require(mean in (MEAN_NONE, MEAN_INT8), UnsupportedError, "mean", f"mean mode {mean}")
     require(rotation == ROTATION_HADAMARD, UnsupportedError, "rotation", f"rotation {rotation}")
     require(groups == 1, UnsupportedError, "groups", f"{groups} head groups")
     _require_zero(reserved, f"profile {number}")
     require(2 <= levels <= 64, LimitError, "levels", f"{levels} levels")
+    if grids[grid] == "mid-tread":
+        require(levels % 2 == 1, FormatError, "levels", f"a mid-tread grid of {levels} levels")
+        require(0 < step <= 16, FormatError, "step", f"a step of {step}")
+    else:
+        require((step, gain) == (0, 0), FormatError, "grid", "a step or gain without a mid-tread grid")
     require(8 <= precision <= 15, LimitError, "precision", f"{precision} probability bits")
     letters = levels**letter
     require(
@@ -197,7 +205,10 @@ def _parse_stream(
     if coders[coder] == "prefix":
         powers = not (frequencies & (frequencies - np.uint16(1))).any()
         require(powers, FormatError, "prefix", "frequencies that are no powers of two")
-    stream = StreamPlan(coders[coder], levels, letter, precision, words, substreams, mean == MEAN_INT8, frequencies)
+    stream = StreamPlan(
+        coders[coder], levels, letter, precision, words, substreams, mean == MEAN_INT8, frequencies,
+        grids[grid], step, gains[gain],
+    )  # fmt: skip
     return stream, sign_vector
 
 

@@ -47,8 +47,8 @@ START = struct.Struct("<8sHHIQQ16s5I2I6I24sI")
 #: heads, head_dim, window, reserved, name, reserved; the key and value stream entries follow.
 PROFILE = struct.Struct("<III4s32s16s")
 #: coder, quantiser, grid, letter, levels, precision, substreams, mean mode, words, table, rotation, head groups,
-#: sign vector, reserved.
-STREAM = struct.Struct("<8BHHBBH48s")
+#: sign vector, step, gain, reserved.
+STREAM = struct.Struct("<8BHHBBHdB39s")
 #: storage, dtype, profile, heads, head_dim, layer number of the model, reserved.
 LAYER = struct.Struct("<BBHIII16s")
 #: letters, precision; the u16 frequencies follow.
@@ -89,7 +89,8 @@ CODERS: Final = {"rans": 1, "prefix": 2}
 DTYPES: Final = {"bfloat16": 1, "float16": 2, "float32": 3}
 STORAGES: Final = {"coded": 1, "exact": 2, "absent": 3}
 QUANTISER_SCALAR: Final = 0
-GRID_AFFINE: Final = 0
+GRIDS: Final = {"min-max": 0, "mid-tread": 1}
+GAINS: Final = {"least-squares": 0, "unbiased": 1}
 MEAN_NONE: Final = 0
 MEAN_INT8: Final = 1
 ROTATION_HADAMARD: Final = 1

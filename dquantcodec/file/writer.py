@@ -42,7 +42,7 @@ def create(
     path: str | PathLike[str],
     layers: Sequence[Layer],
     *,
-    sinks: int = 0,
+    sinks: int | None = None,
     recent: int = 128,
     model: str = "",
     revision: str = "",
@@ -57,7 +57,8 @@ def create(
 ) -> Writer:
     """A :class:`Writer` of a new file at ``path``; use it in a ``with`` block.
 
-    The first ``sinks`` and the newest ``recent`` tokens of every sequence stay exact.  ``positions_start`` is the
+    The first ``sinks`` (default: what the layers' profiles ask for) and the newest ``recent`` tokens of every sequence
+    stay exact.  ``positions_start`` is the
     position of token 0 in the model, ``shard`` (part, parts) by KV heads, ``metadata`` a mapping of JSON values.
     ``progress`` is called with the number of tokens just taken in.  Neither ``threads`` nor how tokens are portioned
     over calls changes a byte of the file.
@@ -66,6 +67,8 @@ def create(
     """
     from .. import __version__
 
+    if sinks is None:
+        sinks = max((layer.profile_sinks for layer in layers), default=0)
     for name, count in (("sinks", sinks), ("recent", recent)):
         if not 0 <= count < 1 << 32:
             raise InputError(f"{name} must be 0 or more tokens, not {count}", code="input-tokens")

@@ -59,7 +59,7 @@ def code_stream(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> tuple
 
 
 def code(keys: NDArray[np.float32], values: NDArray[np.float32], *, key_levels: int, value_levels: int) -> Coded:
-    plan = make_plan(PROFILES["2.26"], *keys.shape[1:])
+    plan = make_plan(PROFILES["paper-2.26"], *keys.shape[1:])
     coded_keys, key_bytes = code_stream(keys, plan, replace(plan.key, levels=key_levels))
     coded_values, value_bytes = code_stream(values, plan, replace(plan.value, levels=value_levels))
     return Coded(coded_keys, coded_values, key_bytes, value_bytes)
