@@ -12,7 +12,8 @@ thresholds, up to a difference that hardly changes between rungs, so the true co
 of the next.  The search ends at a rung that fits and either fills all but 1/512 (or two bits) of the budget or has a
 neighbour below that does not fit; three trials are usual.
 
-Where neighbouring rungs differ by many symbols, as for streams of equal magnitudes, symbols of both are mixed.
+On mid-tread grids, where neighbouring rungs differ by many symbols, as for streams of equal magnitudes, symbols of
+both are mixed.  (The paper's grid is refitted to whatever level such a stream drifts to.)
 
 Rung 0 is ``kappa = 0``: the nearest level, nothing drifts.  The last rung ignores the data and repeats the cheapest
 letter, which is what makes the budget hard: a plan exists only if that letter fits.
@@ -152,7 +153,7 @@ def drift(
     rungs = np.empty((tokens, plan.substreams), np.int32)
     drift_rows(
         position, rungs_.thresholds, rungs_.steps, rungs_.cheapest, table.costs, table.complete,
-        head_dim, plan.letter, plan.levels, budgets, symbols, rungs,
+        head_dim, plan.letter, plan.levels, plan.grid == "mid-tread", budgets, symbols, rungs,
     )  # fmt: skip
     return symbols, rungs
 
@@ -293,7 +294,19 @@ def mix_rungs(finer, out, budget, head_dim, letter, levels, costs, complete, coa
 
 @kernel
 def drift_rows(
-    position, ladder_thresholds, steps, cheapest, costs, complete, head_dim, letter, levels, budgets, symbols, rungs
+    position,
+    ladder_thresholds,
+    steps,
+    cheapest,
+    costs,
+    complete,
+    head_dim,
+    letter,
+    levels,
+    mix,
+    budgets,
+    symbols,
+    rungs,
 ):
     substreams = budgets.shape[1]
     size = position.shape[1] // substreams
@@ -334,10 +347,10 @@ def drift_rows(
                     out[i] = cheapest[i % head_dim % letter]
             elif done != fits:
                 assign_levels(row, ladder_thresholds[fits], out)
-            # Symbols of the rung below are no further from their values; where all are equal, the fit hides that.
-            if below >= 0 and fits < last:
+            # Symbols of the rung below are no further from their values, so every one of them helps.
+            if mix and below >= 0 and fits < last:
                 room = budgets[t, j] - row_cost(out, head_dim, letter, levels, costs, complete)
-                if room > budgets[t, j] >> ROOM_BITS and row.min() < row.max():
+                if room > budgets[t, j] >> ROOM_BITS:
                     assign_levels(row, ladder_thresholds[below], finer)
                     mix_rungs(finer, out, budgets[t, j], head_dim, letter, levels, costs, complete, coarser)
             rungs[t, j] = fits

@@ -182,11 +182,7 @@ def test_the_chosen_rung_fits_and_nearly_fills_its_budget_or_the_one_below_does_
             if rung < len(steps.kappas):
                 best = oracles.best_levels(u.tolist(), steps.rates.tolist(), steps.kappas[rung])
                 costs = [oracles.drift_cost(u, c, steps.rates, steps.kappas[rung]) for c in (m.tolist(), best)]
-                finer, coarser = (
-                    (steps.thresholds[r][None, :] < u[:, None]).sum(axis=1) for r in (max(rung, 1) - 1, rung)
-                )
-                # Where rungs are far apart, symbols of the rung below fill the room that this one leaves.
-                assert costs[0] <= costs[1] * (1 + 1e-9) + 1e-9 or ((m == coarser) | (m == finer)).all()
+                assert costs[0] <= costs[1] * (1 + 1e-9) + 1e-9
             else:
                 cheapest = [int(steps.cheapest[i % plan.head_dim % stream.letter]) for i in range(size)]
                 assert m.tolist() == cheapest
