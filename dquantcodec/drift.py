@@ -31,6 +31,7 @@ from .grid import ONE
 from .kernels import kernel
 from .letters import letter_table
 from .plan import StreamPlan, budget
+from .vectors import LANES, count_below
 
 #: Neighbouring kappas differ by this factor; a rung moves about two symbols of a thousand across a threshold.
 LADDER_RATIO = 2.0 ** (1 / 32)
@@ -160,21 +161,15 @@ def drift(
 
 @kernel
 def assign_levels(position, threshold, out):
-    """Levels of one row: how many thresholds lie below each position; eight thresholds share a pass."""
+    """Levels of one row: how many thresholds lie below each position."""
+    out[:] = 0
+    whole = out.shape[0] // LANES * LANES
     for first in range(0, threshold.shape[0], 8):
-        a, b, c, d = threshold[first], threshold[first + 1], threshold[first + 2], threshold[first + 3]
-        e, f, g, h = threshold[first + 4], threshold[first + 5], threshold[first + 6], threshold[first + 7]
-        if first == 0:
-            for i in range(out.shape[0]):
-                u = position[i]
-                low = np.int32(u > a) + np.int32(u > b) + np.int32(u > c) + np.int32(u > d)
-                out[i] = np.uint8(low + np.int32(u > e) + np.int32(u > f) + np.int32(u > g) + np.int32(u > h))
-        else:
-            for i in range(out.shape[0]):
-                u = position[i]
-                low = np.int32(u > a) + np.int32(u > b) + np.int32(u > c) + np.int32(u > d)
-                high = np.int32(u > e) + np.int32(u > f) + np.int32(u > g) + np.int32(u > h)
-                out[i] = np.uint8(out[i] + low + high)
+        for i in range(0, whole, LANES):
+            count_below(position, i, threshold, first, out, i)
+    for i in range(whole, out.shape[0]):
+        for k in range(threshold.shape[0]):
+            out[i] += np.uint8(position[i] > threshold[k])
 
 
 @kernel
@@ -182,27 +177,33 @@ def row_cost(symbols, head_dim, letter, levels, costs, complete):
     """What the letters of one row of symbols cost, in 1/1024 bit."""
     full = head_dim // letter
     rest = head_dim - full * letter
-    base = np.int32(levels)
-    square = base * base
+    base = np.uint32(levels)
+    square = np.uint32(base * base)
     total = np.int64(0)
     for head in range(0, symbols.shape[0], head_dim):
         source = symbols[head : head + head_dim]
         if letter == 3:
-            for i in range(full):
-                j = 3 * i
-                value = np.int32(source[j]) + base * np.int32(source[j + 1]) + square * np.int32(source[j + 2])
-                total += np.int64(costs[np.uint32(value)])
+            # Unsigned, so that no index is checked for counting from the end.
+            j = np.uint64(0)
+            for _ in range(full):
+                value = (
+                    np.uint32(source[j])
+                    + base * np.uint32(source[j + np.uint64(1)])
+                    + square * np.uint32(source[j + np.uint64(2)])
+                )
+                total += np.int64(costs[value])
+                j += np.uint64(3)
         else:
             for i in range(full):
-                value = np.int32(0)
+                code = np.uint32(0)
                 for k in range(letter - 1, -1, -1):
-                    value = value * base + np.int32(source[i * letter + k])
-                total += np.int64(costs[np.uint32(value)])
+                    code = np.uint32(code * base + np.uint32(source[i * letter + k]))
+                total += np.int64(costs[code])
         if rest > 0:
-            value = np.int32(0)
+            code = np.uint32(0)
             for k in range(rest - 1, -1, -1):
-                value = value * base + np.int32(source[full * letter + k])
-            total += np.int64(costs[complete[value]])
+                code = np.uint32(code * base + np.uint32(source[full * letter + k]))
+            total += np.int64(costs[complete[code]])
     return total
 
 

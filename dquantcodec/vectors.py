@@ -189,6 +189,31 @@ mix_row, mix_four = _mix(1), _mix(4)
 
 
 @intrinsic
+def count_below(_context: Any, positions: Any, at: Any, thresholds: Any, first: Any, levels: Any, to: Any) -> Any:
+    """``levels[to + i] += how many of eight thresholds from first on lie below positions[at + i]`` for a row.
+
+    int32 positions and thresholds, uint8 levels.
+    """
+
+    def generate(*call: Any) -> Any:
+        step = Step(*call)
+        _, at, _, first, _, to = step.arguments
+        limits = [step.splat(step.scalar(2, step.offset(first, k)), WIDTH) for k in range(8)]
+        for lane in range(0, LANES, WIDTH):
+            position = step.load(0, step.offset(at, lane), WIDTH)
+            level = step.builder.zext(step.load(4, step.offset(to, lane), WIDTH), position.type)
+            for limit in limits:
+                # A comparison that holds is all ones, which is -1.
+                above = step.builder.sext(step.builder.icmp_signed(">", position, limit), position.type)
+                level = step.builder.sub(level, above)
+            step.store(step.builder.trunc(level, step.vector(4, WIDTH)), 4, step.offset(to, lane))
+        return step.context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(positions, i64, thresholds, i64, levels, i64), generate
+
+
+@intrinsic
 def copy_row(_context: Any, rows: Any, at: Any, out: Any, to: Any) -> Any:
     """``out[to + i] = rows[at + i]`` for a row."""
 

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         console.say("A real KV cache: SmolLM2-135M-Instruct reading Jane Austen, Persuasion (3 of its 30 layers)")
         for line in source.describe():
             console.say(f"  {line}")
-        console.say("All tokens are coded, as the sample is short; by default the newest 128 tokens stay exact.")
+        console.say("All tokens but the first are coded here; by default the newest 128 tokens stay exact too.")
         console.say()
         # The default keeps the newest 128 tokens exact; a quarter of so short a sample would hide what coding does.
         settings = Settings(profile=args.profile, recent=0, model="SmolLM2-135M-Instruct", threads=workers)
