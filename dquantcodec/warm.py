@@ -50,19 +50,21 @@ def main(arguments: list[str]) -> None:
         (cache_directory() / f"{part}-{coder}.done").touch()
 
 
-def _rotate(_coder: str) -> None:
+def _rotate(coder: str) -> None:
     import numpy as np
 
-    from . import grid, means
+    from . import means
     from .arrays import to_float32
+    from .encode import fit_grid, lay_grid
     from .rotate import random_signs, rotate
 
     x = rotate(to_float32(np.ones((33, 2, 8), np.float16)), random_signs(2, 8))
     means.window_means(x)
     flat = x.reshape(33, -1)
-    offset, scale = grid.min_max_grid(flat, 8)
-    position = grid.positions(flat, offset, scale, 8)
-    grid.refit(position, np.zeros(position.shape, np.uint8), offset, scale)
+    # The named profiles of a coder share a grid; another grid's kernels are compiled on first use.
+    stream = _plan(coder).key
+    offset, scale, position = lay_grid(flat, stream)
+    fit_grid(position, np.zeros(position.shape, np.uint8), offset, scale, stream)
 
 
 def _drift(coder: str) -> None:

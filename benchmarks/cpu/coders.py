@@ -9,7 +9,7 @@ import numpy as np
 import zstandard
 from timing import Row, row
 
-from dquantcodec import Profile, drift, letters
+from dquantcodec import Profile, StreamProfile, drift, letters
 from dquantcodec.coders import CODERS
 from dquantcodec.encode import lay_grid
 from dquantcodec.plan import make_plan
@@ -18,17 +18,21 @@ from dquantcodec.profile import TILE
 HEADS, HEAD_DIM = 8, 128
 TOKENS = 2048
 SECTION = "coder"
+#: Eight levels on the paper's grid for every coder, so that all get the same symbols.
+PREFIX_PLAN = make_plan(
+    Profile(StreamProfile(8, 330, precision=13), StreamProfile(6, 230), substreams=2), HEADS, HEAD_DIM
+)
 RANS_PLAN = make_plan(Profile.named("paper-2.26"), HEADS, HEAD_DIM)
 
 
-def key_symbols(profile: str) -> tuple[np.ndarray, object]:
-    """Key symbols uint8 ``[TOKENS, 1024]`` of normal values, drifted into the containers of ``profile``; its plan."""
-    plan = make_plan(Profile.named(profile), HEADS, HEAD_DIM)
+def key_symbols() -> np.ndarray:
+    """Key symbols uint8 ``[TOKENS, 1024]`` of normal values, drifted into the containers of the prefix coder."""
+    plan = PREFIX_PLAN
     x = np.random.default_rng(1).standard_normal((TOKENS, plan.values), dtype=np.float32)
     _, _, position = lay_grid(x, plan.key)
     # A few bits to spare, so that no rANS stream overflows by its rounding and every coder gets the same symbols.
     budgets = np.full((TOKENS, plan.key.substreams), (8 * plan.key.container // plan.key.substreams - 24) * 1024)
-    return drift.drift(position, plan.key, HEAD_DIM, budgets)[0], plan
+    return drift.drift(position, plan.key, HEAD_DIM, budgets)[0]
 
 
 def ours(name: str, symbols: np.ndarray, plan: object) -> Iterator[Row]:
@@ -57,8 +61,8 @@ def ours(name: str, symbols: np.ndarray, plan: object) -> Iterator[Row]:
 
 def thread_rows(threads: int) -> Iterator[Row]:
     """Our coders on all cores: every thread takes a part of the tiles."""
-    symbols, plan = key_symbols("2.26")
-    for name, plan_ in (("prefix (2.26)", plan), ("rans (paper-2.26)", RANS_PLAN)):
+    symbols = key_symbols()
+    for name, plan_ in (("prefix", PREFIX_PLAN), ("rans (paper-2.26)", RANS_PLAN)):
         stream = plan_.key
         coder = CODERS[stream.coder]
         packed = letters.pack(symbols, stream, HEAD_DIM).reshape(TOKENS, stream.substreams, -1)
@@ -143,10 +147,10 @@ def zstd_rows(symbols: np.ndarray) -> Iterator[Row]:
 
 
 def rows() -> Iterator[Row]:
-    symbols, plan = key_symbols("2.26")
-    yield from ours("prefix (2.26)", symbols, plan)
+    symbols = key_symbols()
+    yield from ours("prefix", symbols, PREFIX_PLAN)
     yield from ours("rans (paper-2.26)", symbols, RANS_PLAN)
-    yield from constriction_rows(symbols, plan.key.levels)
+    yield from constriction_rows(symbols, PREFIX_PLAN.key.levels)
     yield from zstd_rows(symbols)
     out = np.empty_like(symbols)
     yield row(SECTION, "memcpy, a byte a symbol", lambda: np.copyto(out, symbols), symbols.size / 1e9, "G symbols/s")
