@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from dquantcodec.codec import Codec
 from dquantcodec.tensors import open_source
 
 Arrays = dict[str, NDArray[Any]]
-SAMPLE = Path(__file__).parent.parent / "dquantcodec" / "data" / "sample.safetensors"
+SAMPLE = Path(str(files("dquantcodec"))) / "data" / "sample.safetensors"
 FIRST_POSITION = 512
 
 
