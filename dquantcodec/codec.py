@@ -142,7 +142,10 @@ class Codec:
             x = reconstruct(fields, levels, plan, getattr(plan, kind))
             store_float32(x[part.inside], out[part.first_token - start :][: part.tokens])
 
-        for _ in self._map(decode_part, self._parts(pages, start, stop)):
+        # Threads hand the interpreter's lock around between kernels, so theirs should be long.
+        share = -(-(stop - start) // (plan.window * self.threads))
+        most = max(self._group, min(4 * self.threads * self._group, share))
+        for _ in self._map(decode_part, self._parts(pages, start, stop, most)):
             pass
         return out
 
