@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from .arrays import as_floats, to_float32
 from .errors import InputError
 from .kernels import kernel
-from .means import mean_values
+from .means import page_means
 from .page import KindFields
 from .plan import Plan
 from .rotate import rotate, unrotate
@@ -81,14 +81,12 @@ class Levels:
 
     @staticmethod
     def of(fields: KindFields, levels: NDArray[np.uint8], inside: slice, count: int) -> Levels:
-        if fields.scale is not None and fields.mean is not None:
-            mean = mean_values(fields.scale, fields.mean)
-        else:
-            mean = np.zeros((0, 1, 1), np.float32)
         offset, scale = fields.grid(count)
         middle = np.float32((count - 1) / 2)
         offset += middle * scale
-        return Levels(levels, offset, scale, mean, 2.0**fields.exponent, inside, middle)
+        return Levels(
+            levels, offset, scale, page_means(fields.scale, fields.mean), 2.0**fields.exponent, inside, middle
+        )
 
 
 @dataclass(frozen=True, eq=False)

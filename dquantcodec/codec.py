@@ -288,13 +288,15 @@ class Codec:
     def _parts(self, pages: Pages, start: int, stop: int, most: int | None = None) -> Iterator[_Part]:
         """The tokens ``start`` to ``stop`` page by page, whole pages of one exponent up to ``most`` together."""
         window, tiles = self.plan.window, self.layout.tiles
-        exponents = page_exponents(pages.data)
+        first = start // window
+        exponents = page_exponents(pages.data[first : -(-stop // window)])
         most = most or self._group
         while start < stop:
             page, skipped = divmod(start, window)
             count = 1
             if skipped == 0:
-                alike = (exponents[page : page + min(most, (stop - start) // window)] == exponents[page]).all(axis=1)
+                at = page - first
+                alike = (exponents[at : at + min(most, (stop - start) // window)] == exponents[at]).all(axis=1)
                 count = max(1, len(alike) if alike.all() else int(alike.argmin()))
             tokens = min(stop - start, count * window - skipped)
             first_tile = skipped // TILE

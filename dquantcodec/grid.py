@@ -49,11 +49,7 @@ def positions(
     x: NDArray[np.float32], offset: NDArray[np.float16], scale: NDArray[np.float16], levels: int
 ) -> NDArray[np.int32]:
     """Positions int32 ``[T, n]`` in ``[0, levels - 1] * 2**16``; a stream of scale zero has all of them zero."""
-    step = scale.astype(np.float32)
-    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
-    out = np.empty(x.shape, np.int32)
-    stream_positions(x, offset.astype(np.float32), inverse, np.float32(0), np.float32(0), (levels - 1) * ONE, out)
-    return out
+    return _positions(x, offset.astype(np.float32), scale, 0.0, 0, (levels - 1) * ONE)
 
 
 def mid_tread_scale(x: NDArray[np.float32], step: float, levels: int) -> NDArray[np.float16]:
@@ -71,12 +67,23 @@ def mid_tread_scale(x: NDArray[np.float32], step: float, levels: int) -> NDArray
 
 def mid_tread_positions(x: NDArray[np.float32], scale: NDArray[np.float16], levels: int) -> NDArray[np.int32]:
     """Positions int32 ``[T, n]`` within ``BEYOND`` steps of ``[0, levels - 1] * 2**16``; scale zero: the middle."""
+    offset = np.zeros(len(x), np.float32)
+    return _positions(x, offset, scale, (levels - 1) / 2, -BEYOND * ONE, (levels - 1 + BEYOND) * ONE)
+
+
+def _positions(
+    x: NDArray[np.float32],
+    offset: NDArray[np.float32],
+    scale: NDArray[np.float16],
+    middle: float,
+    bottom: int,
+    top: int,
+) -> NDArray[np.int32]:
+    """``(x - offset) / scale + middle`` in 2**-16 steps, within ``bottom`` and ``top``; scale zero: ``middle``."""
     step = scale.astype(np.float32)
     inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
-    middle = np.float32((levels - 1) / 2)
-    bottom, top = np.float32(-BEYOND * ONE), (levels - 1 + BEYOND) * ONE
     out = np.empty(x.shape, np.int32)
-    stream_positions(x, np.zeros_like(step), inverse, middle, bottom, top, out)
+    stream_positions(x, offset, inverse, np.float32(middle), np.float32(bottom), np.float32(top), out)
     return out
 
 
@@ -174,7 +181,6 @@ def row_ranges(x, low, high):
 @kernel
 def stream_positions(x, offset, inverse, middle, bottom, top, out):
     one = np.float32(65536)
-    top = np.float32(top)
     for t in range(x.shape[0]):
         o = offset[t]
         r = inverse[t]

@@ -34,6 +34,13 @@ def mean_values(scale: NDArray[np.float16], mean: NDArray[np.int8]) -> NDArray[n
     return scale.astype(np.float32)[..., None] * mean.astype(np.float32)
 
 
+def page_means(scale: NDArray[np.float16] | None, mean: NDArray[np.int8] | None) -> NDArray[np.float32]:
+    """:func:`mean_values` ``[pages, H, D]`` of page fields; of no page for a kind without means."""
+    if scale is None or mean is None:
+        return np.zeros((0, 1, 1), np.float32)
+    return mean_values(scale, mean)
+
+
 def round_up_half(x: NDArray[np.float32]) -> NDArray[np.float16]:
     """The smallest FP16 not below ``x``."""
     half = x.astype(np.float16)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kernels import kernel
-from .means import mean_values
+from .means import page_means
 from .page import KindFields
 from .plan import Plan, StreamPlan
 from .rotate import hadamard_columns, store_columns, transform
@@ -23,13 +23,9 @@ LARGEST = float(np.finfo(np.float32).max)
 def reconstruct(fields: KindFields, levels: NDArray[np.uint8], plan: Plan, stream: StreamPlan) -> NDArray[np.float32]:
     """Values float32 ``[32 * tiles, H, D]`` of levels uint8 ``[tiles, n, 32]``."""
     out = np.empty((levels.shape[0] * LANES, plan.kv_heads, plan.head_dim), np.float32)
-    if fields.scale is not None and fields.mean is not None:
-        mean = mean_values(fields.scale, fields.mean)
-    else:
-        mean = np.zeros((0, 0, 0), np.float32)
     rotation = transform(plan.head_dim)
     reconstruct_tiles(
-        levels.reshape(-1), levels.shape[0], *fields.grid(stream.levels), mean,
+        levels.reshape(-1), levels.shape[0], *fields.grid(stream.levels), page_means(fields.scale, fields.mean),
         rotation.blocks, rotation.transposed, (rotation.scales * plan.signs.astype(np.float32)).reshape(-1),
         out.reshape(-1), plan.kv_heads, plan.head_dim,
     )  # fmt: skip

@@ -217,3 +217,18 @@ def test_pages_decoded_together_are_the_pages_decoded_alone() -> None:
         for whole, piece in zip(together, alone):
             expected = piece[low - part.start : high - part.start]
             assert whole[low - 70 : high - 70].tobytes() == expected.tobytes()
+
+
+def test_a_range_looks_at_no_page_outside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Pages may be a memory map of a large file, where one byte of each would read it all.
+    codec = codec_of("2.26", 3, 64)
+    pages = codec.encode(tensor(1200, 3, 64), tensor(1200, 3, 64, 1))
+    seen: list[int] = []
+
+    def recorded(data: NDArray[np.uint8]) -> NDArray[np.int16]:
+        seen.append(len(data))
+        return page_exponents(data)
+
+    monkeypatch.setattr("dquantcodec.codec.page_exponents", recorded)
+    codec.decode(pages, 600, 700)
+    assert seen == [2, 2], "pages 4 and 5, once for keys and once for values"

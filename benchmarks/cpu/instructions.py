@@ -15,20 +15,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
-
-from dquantcodec import Codec, drift, means
-from dquantcodec.arrays import store_float32, to_float32
-from dquantcodec.codec import decode_levels
-from dquantcodec.coders import CODERS
-from dquantcodec.encode import fit_grid, lay_grid
-from dquantcodec.letters import pack
-from dquantcodec.page import read_kind
-from dquantcodec.reconstruct import reconstruct
-from dquantcodec.rotate import rotate
+from stages import stages
 
 MARKER = "getpriority"
 PROCESSOR = {
@@ -37,46 +26,6 @@ PROCESSOR = {
     "NUMBA_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-TOKENS, HEADS, DIM, GROUP = 128, 8, 128, 4
-
-
-def stages(profile: str) -> Iterator[tuple[str, int, Callable[[], object]]]:
-    """Name, values, and work of every stage, one page of keys or values (both for the last three)."""
-    codec = Codec(profile, HEADS, DIM)
-    plan = codec.plan
-    half = np.random.default_rng(0).standard_normal((TOKENS, HEADS, DIM), dtype=np.float32).astype(np.float16)
-    x = to_float32(half)
-    turned = rotate(x, plan.signs)
-    flat = turned.reshape(TOKENS, -1)
-    n = x.size
-    pages = codec.encode(half, half)
-    query = np.random.default_rng(1).standard_normal((GROUP * HEADS, DIM), dtype=np.float32)
-    yield "FP16 to FP32", n, lambda: to_float32(half)
-    yield "rotate", n, lambda: rotate(x, plan.signs)
-    yield "key means", n, lambda: means.window_means(turned)
-    for kind in ("key", "value"):
-        stream = getattr(plan, kind)
-        coder = CODERS[stream.coder]
-        offset, scale, position = lay_grid(flat, stream)
-        symbols, _ = drift.drift(position, stream, DIM)
-        letters = pack(symbols, stream, DIM).reshape(TOKENS, stream.substreams, -1)
-        fields = read_kind(pages.data[:1], plan, kind, slice(0, codec.layout.tiles))
-        levels, _ = decode_levels(fields, plan, stream)
-
-        yield f"{kind}: grid and positions", n, lambda s=stream: lay_grid(flat, s)
-        yield f"{kind}: drift", n, lambda s=stream, p=position: drift.drift(p, s, DIM)
-        yield (
-            f"{kind}: refit", n,
-            lambda p=position, m=symbols, o=offset, c=scale, s=stream: fit_grid(p, m, o, c, s),
-        )  # fmt: skip
-        yield f"{kind}: letters", n, lambda s=stream, m=symbols: pack(m, s, DIM)
-        yield f"{kind}: {stream.coder} encode", n, lambda s=stream, w=letters, c=coder: c.encode(w, s)
-        yield f"{kind}: {stream.coder} decode to levels", n, lambda f=fields, s=stream: decode_levels(f, plan, s)
-        yield f"{kind}: levels to FP32", n, lambda f=fields, m=levels, s=stream: reconstruct(f, m, plan, s)
-    yield "FP32 to FP16", n, lambda: store_float32(x, half)
-    yield "encode a page", 2 * n, lambda: codec.encode(half, half)
-    yield "decode a page to FP16", 2 * n, lambda: codec.decode(pages, dtype=np.float16)
-    yield f"attend to a page, {GROUP} queries a KV head", 2 * n, lambda: codec.attend(query, pages)
 
 
 def run_stages(profile: str) -> None:

@@ -9,6 +9,12 @@ from numpy.typing import NDArray
 GROUP_BYTES = 4
 
 
+def code_channels(x: NDArray[np.float32], group: int, bits: int) -> tuple[NDArray[np.float32], float]:
+    """As :func:`code_groups` for ``x`` ``[T, H, D]``, in groups of ``group`` tokens of one channel."""
+    coded, stored = code_groups(np.ascontiguousarray(x.transpose(1, 2, 0)), group, bits)
+    return np.ascontiguousarray(coded.transpose(2, 0, 1)), stored
+
+
 def code_groups(x: NDArray[np.float32], group: int, bits: int, clip: float = 1.0) -> tuple[NDArray[np.float32], float]:
     """Round trip of ``x`` float32 ``[..., L]`` in groups of ``group`` neighbours of its last axis, and its bytes.
 

@@ -15,15 +15,15 @@ import numpy as np
 from method import Coded, Method
 from numpy.typing import NDArray
 
-from .affine import code_groups
+from .affine import code_channels, code_groups
 
 SOURCE = "KIVI, arXiv 2402.02750; own code, without the exact recent window"
 
 
 def code(keys: NDArray[np.float32], values: NDArray[np.float32], *, bits: int, group: int) -> Coded:
-    by_channel, key_bytes = code_groups(np.ascontiguousarray(keys.transpose(1, 2, 0)), group, bits)
+    coded_keys, key_bytes = code_channels(keys, group, bits)
     coded_values, value_bytes = code_groups(values, min(group, values.shape[2]), bits)
-    return Coded(np.ascontiguousarray(by_channel.transpose(2, 0, 1)), coded_values, key_bytes, value_bytes)
+    return Coded(coded_keys, coded_values, key_bytes, value_bytes)
 
 
 def methods() -> list[Method]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dquantcodec.rotate import rotate, unrotate
 
-from .affine import code_groups
+from .affine import code_channels
 from .quarot import rotated_groups
 
 SOURCE = "OScaR, arXiv 2605.19660; own code, without the exact recent window, FP16 metadata"
@@ -33,9 +33,8 @@ def code_keys(keys: NDArray[np.float32], bits: int, group: int) -> tuple[NDArray
     rotated = rotate(np.ascontiguousarray(keys), plain)
     norm = np.sqrt(np.square(rotated).sum(axis=(1, 2), keepdims=True)).astype(np.float16).astype(np.float32)
     unit = rotated / np.where(norm > 0, norm, np.float32(1))
-    coded, stored = code_groups(np.ascontiguousarray(unit.transpose(1, 2, 0)), group, bits)
-    restored = np.ascontiguousarray(coded.transpose(2, 0, 1)) * norm
-    return unrotate(restored, plain), stored + NORM_BYTES * len(keys)
+    coded, stored = code_channels(unit, group, bits)
+    return unrotate(coded * norm, plain), stored + NORM_BYTES * len(keys)
 
 
 def code(keys: NDArray[np.float32], values: NDArray[np.float32], *, bits: int, group: int) -> Coded:
