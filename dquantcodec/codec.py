@@ -52,7 +52,8 @@ class Codec:
     """Encoder and decoder for one geometry.
 
     ``profile`` is a name, a :class:`Profile`, or the :class:`Plan` a file was written with.  ``threads`` bounds how
-    many pages are worked on at once.
+    many pages are worked on at once.  ``device="cuda"`` or ``"cuda:1"`` makes a :class:`dquantcodec.cuda.Codec`
+    instead, which takes and gives arrays on that GPU; it raises :class:`DeviceError` where none can be used.
 
     >>> import numpy as np
     >>> keys, values = np.random.default_rng(0).standard_normal((2, 300, 8, 128)).astype(np.float16)
@@ -65,6 +66,21 @@ class Codec:
     (100, 8, 128)
     """
 
+    def __new__(
+        cls,
+        profile: str | Profile | Plan = DEFAULT_PROFILE,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        threads: int = 1,
+        device: str = "cpu",
+    ) -> Codec:
+        if device == "cpu":
+            return super().__new__(cls)
+        from .cuda.codec import on_device
+
+        return on_device(device, profile, kv_heads, head_dim)  # type: ignore[return-value]  # the same methods
+
     def __init__(
         self,
         profile: str | Profile | Plan = DEFAULT_PROFILE,
@@ -72,6 +88,7 @@ class Codec:
         head_dim: int | None = None,
         *,
         threads: int = 1,
+        device: str = "cpu",
     ) -> None:
         if isinstance(profile, Plan):
             self.plan = profile

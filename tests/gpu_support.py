@@ -1,0 +1,160 @@
+"""Device kernels without a GPU: compiled by the host's C++ compiler and run on NumPy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dquantcodec.codec import Codec, Pages
+from dquantcodec.cuda import launches, params, sources, tables
+from dquantcodec.page import PageLayout
+from dquantcodec.plan import Plan
+
+#: What makes a host of the device's code; not part of the wheel.
+HOST = Path(__file__).resolve().parents[1] / "gpu" / "host"
+BUILD = ("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-fcf-protection=none")
+
+
+def needs_compiler() -> str:
+    if sys.platform != "linux":
+        pytest.skip("device kernels run on the host as fibers of Linux")
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no host C++ compiler: g++ is missing")
+    return compiler
+
+
+@lru_cache(maxsize=256)
+def build(options: tuple[str, ...], folder: str) -> ctypes.CDLL:
+    """The kernels for one set of options, cached in ``folder`` by what they are built from."""
+    # What only matters to a device is left out, so that one library serves several launches.
+    device_only = ("-DDQ_WARPS=", "-DDQ_BLOCKS=")
+    options = tuple(option for option in options if not option.startswith(device_only))
+    options += ("-DDQ_WARPS=1", "-DDQ_BLOCKS=1")
+    if not any(option.startswith("-DDQ_SCRATCH=") for option in options):
+        options += ("-DDQ_SCRATCH=0",)
+    if not HOST.is_dir():
+        pytest.skip("gpu/host is not beside the tests")
+    root = sources.root()
+    files = sorted(
+        path for folder in (root, HOST) for path in folder.rglob("*") if path.suffix in (".cuh", ".cu", ".h", ".cpp")
+    )
+    digest = hashlib.sha256(" ".join((*BUILD, *options)).encode())
+    for path in files:
+        digest.update(path.read_bytes())
+    library = Path(folder) / f"kernels-{digest.hexdigest()[:24]}.so"
+    if not library.is_file():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        command = [
+            needs_compiler(), *BUILD, "-Wall", "-Wno-unknown-pragmas", "-Wno-unused-variable", *options,
+            f"-I{root / 'include'}", f"-I{HOST}", str(HOST / "kernels.cpp"),
+            "-o", str(library.with_suffix(".part")),
+        ]  # fmt: skip
+        subprocess.run(command, check=True)
+        library.with_suffix(".part").replace(library)
+    return ctypes.CDLL(str(library))
+
+
+def address(array: NDArray[Any] | None) -> int:
+    return 0 if array is None else array.ctypes.data
+
+
+def decode(
+    library: ctypes.CDLL,
+    launch: launches.Launch,
+    plan: Plan,
+    kind: str,
+    pool: NDArray[np.uint8],
+    numbers: NDArray[np.int32] | None,
+    start: int,
+    stop: int,
+    out: NDArray[Any],
+    status: NDArray[np.uint8],
+    blocks: int = 3,
+) -> None:
+    """``dquant_decode`` on the host; ``out`` uint16 or float32 ``[stop - start, H, D]``, ``status`` ``[.., S]``."""
+    arrays = tables.decode_arrays(plan, getattr(plan, kind))
+    record = np.zeros(1, params.DECODE)
+    record["pool"] = address(pool), address(numbers), pool.strides[0]
+    record["tables"] = address(arrays.entries), address(arrays.advance)
+    record["factors"], record["out"], record["status"] = address(arrays.factors), address(out), address(status)
+    record["token_stride"] = out.strides[0] // out.itemsize
+    record["head_stride"] = out.strides[1] // out.itemsize
+    record["start"], record["stop"], record["at"] = start, stop, params.kind_layout(plan, kind)
+    aligned = all(n % 16 == 0 for n in (address(out), *out.strides[:2]))
+    record["vectors"] = aligned
+    library.run_dquant_decode(
+        ctypes.c_void_p(address(record)), blocks, launch.threads, ctypes.c_long(launch.shared_bytes)
+    )
+
+
+def encode(
+    library: ctypes.CDLL,
+    launch: launches.EncodeLaunches,
+    plan: Plan,
+    kind: str,
+    rows: NDArray[Any],
+    pool: NDArray[np.uint8],
+    numbers: NDArray[np.int32] | None = None,
+    ready: NDArray[np.int32] | None = None,
+    blocks: int = 3,
+) -> NDArray[np.uint8]:
+    """The three encoding kernels on the host; ``rows`` uint16 or float32 ``[T, H, D]``.  Returns the statuses."""
+    stream = getattr(plan, kind)
+    arrays, layout = tables.encode_arrays(plan, stream), PageLayout.of(plan)
+    scratch = np.full(blocks * launch.scratch_bytes, 0xEE, np.uint8)
+    status = np.full(len(rows), 99, np.uint8)
+    known = tables.encode_numbers(plan, stream)
+    record = np.zeros(1, params.ENCODE)
+    record["pool"] = address(pool), address(numbers), pool.strides[0]
+    record["in"], record["tokens"], record["ready"] = address(rows), len(rows), address(ready)
+    record["token_stride"] = rows.strides[0] // rows.itemsize
+    record["head_stride"] = rows.strides[1] // rows.itemsize
+    if ready is not None and numbers is not None:
+        record["numbers_stride"] = numbers.shape[1]
+    record["factors"], record["codes"] = address(arrays.factors), address(arrays.codes)
+    record["reciprocals"], record["status"] = address(arrays.reciprocals), address(status)
+    record["scratch"], record["scratch_bytes"] = address(scratch), launch.scratch_bytes
+    record["budget"], record["windows"] = known["budget"], -(-len(rows) // plan.window)
+    record["at"] = params.kind_layout(plan, kind)
+    if kind == "key":
+        record["clear_from"], record["clear_to"] = layout.used_head_bytes, layout.head_bytes
+    for name in ("thresholds", "edges", "steps", "costs", "complete", "last_costs"):
+        record["drift"][name] = address(getattr(arrays, name))
+    for name in ("rungs", "columns", "cheapest"):
+        record["drift"][name] = known[name]
+    windows = int(record["windows"][0])
+    for function, step, count in (
+        (library.run_dquant_encode_head, launch.head, windows),
+        (library.run_dquant_encode_means, launch.means, windows * plan.kv_heads),
+        (library.run_dquant_encode, launch.tiles, blocks),
+    ):
+        if step is not None:
+            function(ctypes.c_void_p(address(record)), count, step.threads, ctypes.c_long(step.shared_bytes))
+    return status
+
+
+def aligned_pages(pages: Pages, poison: int = 0xA5) -> NDArray[np.uint8]:
+    """The pages at a multiple of 64 bytes, with as much poison between them as a pool might hold."""
+    count, size = pages.data.shape
+    memory = np.full((count + 1) * (size + 64) + 64, poison, np.uint8)
+    first = -memory.ctypes.data % 64
+    pool = memory[first : first + count * (size + 64)].reshape(count, size + 64)[:, :size]
+    pool[:] = pages.data
+    return pool
+
+
+def random_tokens(codec: Codec, tokens: int, seed: int = 0) -> tuple[NDArray[Any], NDArray[Any]]:
+    shape = (2, tokens, codec.plan.kv_heads, codec.plan.head_dim)
+    keys, values = np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
+    return keys, values

@@ -1,0 +1,89 @@
+"""Every kernel compiles for every supported architecture, without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from dquantcodec.cuda import launches, nvrtc, sources
+from dquantcodec.errors import DeviceError
+from dquantcodec.plan import make_plan
+from dquantcodec.profile import PROFILES, Profile
+
+GEOMETRIES = [(8, 64), (8, 80), (8, 96), (8, 112), (8, 128), (4, 192), (4, 256)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_nvrtc() -> None:
+    try:
+        nvrtc.library()
+    except DeviceError as missing:
+        pytest.skip(f"no NVRTC: {missing}")
+
+
+@pytest.mark.parametrize("architecture", sorted(launches.SHARED_BYTES))
+@pytest.mark.parametrize("name", sorted(PROFILES))
+def test_every_profile(name: str, architecture: str) -> None:
+    shared = launches.SHARED_BYTES[architecture]
+    # A geometry and element type each, so that all of them are met once for every architecture and coder.
+    turn = sorted(PROFILES).index(name) + sorted(launches.SHARED_BYTES).index(architecture)
+    for i, kind in enumerate(("key", "value")):
+        heads, head_dim = GEOMETRIES[(2 * turn + i) % len(GEOMETRIES)]
+        plan = make_plan(PROFILES[name], heads, head_dim)
+        element = sorted(launches.ELEMENTS)[(turn + i) % 3]
+        for launch in (
+            launches.decode_launch(plan, kind, element, shared),
+            launches.encode_launches(plan, kind, element, shared).tiles,
+        ):
+            assert launch.residents * (launch.shared_bytes + 1024) <= shared
+            assert launch.warps * launch.residents <= 32
+            assert nvrtc.compile_kernel(launch.name, launch.options, architecture)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), GEOMETRIES)
+def test_every_geometry_of_the_default_profile(heads: int, head_dim: int) -> None:
+    plan = make_plan(Profile.named("2.26"), heads, head_dim)
+    for launch in (
+        launches.decode_launch(plan, "key", "bfloat16"),
+        launches.encode_launches(plan, "key", "bfloat16").tiles,
+    ):
+        nvrtc.compile_kernel(launch.name, launch.options, "sm_90")
+
+
+def test_streams_of_every_length_have_a_launch() -> None:
+    for name in ("2.26", "paper-2.26"):
+        for heads, head_dim in ((1, 4), (64, 128), (128, 512), (1, 1024), (1024, 64), (4, 576)):
+            plan = make_plan(Profile.named(name), heads, head_dim)
+            for architecture, shared in launches.SHARED_BYTES.items():
+                for kind in ("key", "value"):
+                    encode = launches.encode_launches(plan, kind, "float16", shared)
+                    decode = launches.decode_launch(plan, kind, "float16", shared)
+                    for launch in (encode.tiles, decode):
+                        assert launch.shared_bytes + 1024 <= shared, (name, heads, head_dim, architecture, kind)
+                    assert bool(encode.scratch_bytes) == (encode.tiles.shared_bytes == 0)
+
+
+def test_append_compiles() -> None:
+    launch = launches.append_launch()
+    nvrtc.compile_kernel(launch.name, launch.options, "sm_80")
+
+
+def test_a_fault_is_reported_with_the_compilers_words() -> None:
+    with pytest.raises(DeviceError, match="no_such_type") as failed:
+        nvrtc.compile_kernel("append", ("-Dextern=no_such_type",), "sm_90")
+    assert failed.value.code == "device-compile"
+
+
+def test_the_cache_depends_on_included_headers(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DQUANTCODEC_CACHE_DIR", str(tmp_path))
+    from dquantcodec.kernels import cache_directory
+
+    cache_directory.cache_clear()
+    try:
+        first = nvrtc.cached_kernel("append", (), "sm_90")
+        assert first.parent == tmp_path and first == nvrtc.cached_kernel("append", (), "sm_90")
+        headers = dict(sources.headers())
+        headers["dquant/append.cuh"] += "// changed\n"
+        monkeypatch.setattr(sources, "headers", lambda: headers)
+        assert nvrtc.cached_kernel("append", (), "sm_90") != first
+    finally:
+        cache_directory.cache_clear()
