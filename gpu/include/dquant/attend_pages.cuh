@@ -1,0 +1,336 @@
+// Attention over pages: code words to partial results, without keys or values in memory.
+//
+// A lane decodes one token, a warp a tile, a block `warps` tiles of one sequence: a unit.  A warp needs nobody else
+// until the outputs of a head are summed over the block.  Work is a pipeline over heads and on over units: step n
+// decodes key head n beside value head n - 1, whose weights are known by then.  The tensor cores multiply levels as
+// they come out of the tables: queries by key levels, weights (times the token's scale) by value levels.
+#pragma once
+
+#include "dquant/attend_feed.cuh"
+#include "dquant/attend_tile.cuh"
+
+namespace dquant {
+
+template <class C> struct PageAttention : TileAttention<C> {
+    typedef TileAttention<C> Tile;
+    typedef typename Tile::S S;
+    typedef typename Tile::K K;
+    typedef typename Tile::V V;
+    typedef typename Tile::List List;
+    using Tile::p; using Tile::shared; using Tile::base; using Tile::warp; using Tile::lane; using Tile::r;
+    using Tile::c; using Tile::key; using Tile::value; using Tile::key_stage; using Tile::value_stage;
+    using Tile::key_operand; using Tile::value_operand; using Tile::key_tile; using Tile::value_unit;
+    using Tile::last_valid; using Tile::sums; using Tile::largest; using Tile::total; using Tile::shifted;
+    using Tile::rows; using Tile::row_tiles; using Tile::columns; using Tile::load_key_affine;
+    using Tile::load_value_affine; using Tile::multiply_keys; using Tile::multiply_values; using Tile::soften;
+    using Tile::weigh; using Tile::clear_logits; using Tile::clear_sums;
+
+    Feed<K> key_feed;
+    Feed<V> value_feed;
+    u32 sum_phase;
+
+    DQ_DEVICE PageAttention(const AttendParams& p, u8* shared) : Tile(p, shared) {}
+
+    DQ_DEVICE u32 full_barrier() const { return base + S::barrier_at; }
+    DQ_DEVICE u32 free_barrier() const { return base + S::barrier_at + 8; }
+
+    // The page and the tile that hold tile `tile` of the unit; beyond the last token, those of the last token.
+    DQ_DEVICE const u8* page_of(const Cursor<C>& at, int tile, int& place) const {
+        const int last = (p.lengths[at.sequence] - 1) / LANES;
+        const int token_tile = least((List::first_unit(p, at.sequence) + at.unit) * C::warps + tile, last);
+        place = token_tile % S::page_tiles;
+        return p.pages + p.block_table[(i64)at.sequence * p.table_stride + token_tile / S::page_tiles] * p.page_stride;
+    }
+    DQ_DEVICE const u8* tile_of(const Cursor<C>& at, const u8*& page) const {
+        int place;
+        page = page_of(at, warp, place);
+        return page + S::head_bytes + place * S::tile_bytes;
+    }
+
+    DQ_DEVICE const u8* key_words(const u8* tile, const Cursor<C>& at) const {
+        return tile + at.group % C::substreams * K::stream_bytes;
+    }
+    DQ_DEVICE const u8* value_words(const u8* tile, const Cursor<C>& at) const {
+        return tile + S::value_words_at + at.group % C::substreams * V::stream_bytes;
+    }
+
+    // Brings what later loads of a unit need beside its words nearer: head of the page and affine rows.
+    DQ_DEVICE void prefetch(const u8* page, const u8* tile) const {
+        if (warp % S::page_tiles == 0)
+            for (int i = lane * 128; i < S::head_bytes; i += LANES * 128) prefetch_l2(page + i);
+        if (lane < 2) prefetch_l2(tile + (lane ? S::value_affine_at : S::key_affine_at));
+    }
+
+    // Queries of a new segment, by the whole block.
+    DQ_DEVICE void load_queries(const Cursor<C>& at) const {
+        block_barrier();
+        Queries<C>::rotate_rows(p, at, shared, warp, lane);
+        block_barrier();
+        Queries<C>::lay_out(shared, threadIdx.x);
+        block_barrier();
+    }
+    DQ_DEVICE void mean_logits(const Cursor<C>& at, int parity) const {
+        Queries<C>::mean_logits(
+            at, shared, parity,
+            [&](int tile) {
+                int place;
+                return page_of(at, tile, place);
+            },
+            warp, lane
+        );
+    }
+
+    // This warp's outputs of a head to its slot, its largest logits, totals and unit beside them.
+    DQ_DEVICE void put_slot(float unit) const {
+        u8* slot = shared + S::slot_at + warp * S::slot_bytes;
+        float* summary = (float*)(shared + S::summary_at) + warp * S::summary_floats;
+        if (2 * c < columns) {
+#pragma unroll
+            for (int n = 0; n < row_tiles; ++n) {
+#pragma unroll
+                for (int tile = 0; tile < V::tiles; ++tile) {
+                    const float* sum = sums[n][tile];
+                    const float factor = OUTPUT_UNIT / V::weight(tile % V::letter);
+                    const u32 low = floats_to_halves(sum[0] * factor + shifted[n][0], sum[1] * factor + shifted[n][1]);
+                    const u32 high = floats_to_halves(sum[2] * factor + shifted[n][0], sum[3] * factor + shifted[n][1]);
+                    *(uint2*)(slot + ((tile * 8 + r) * (rows / 2) + n * 4 + c) * 8) = make_uint2(low, high);
+                }
+                if (r < 2) {
+                    summary[n * 8 + 2 * c + r] = r ? largest[n][1] : largest[n][0];
+                    summary[rows + n * 8 + 2 * c + r] = total[n][0];
+                }
+            }
+            if (lane == 0) summary[2 * rows] = unit;
+        }
+    }
+
+    // Adds the slots of all warps for head `head` to the segment's partial result, by a few warps in turn.
+    DQ_DEVICE void sum_slots(int step, int slot, int head, bool first, int parity) const {
+        const int turn = (warp + C::warps - step * S::summing_warps % C::warps) % C::warps;
+        if (turn >= S::summing_warps) return;
+        float4* partial = (float4*)(p.partial + (i64)slot * S::partial_floats) + head * S::pieces * 2;
+        float* factor = (float*)(shared + S::weight_at) + turn * (C::warps + 1) * rows;
+        float2* state = (float2*)(shared + S::state_at);
+        const float2* before = state + ((parity ^ 1) * S::heads + head) * rows;
+        constexpr int warps_at_once = LANES / rows;
+        const int row = lane % rows;
+        const float* summary = (const float*)(shared + S::summary_at);
+        float2 old = first ? make_float2(NO_LOGIT, 0.0f) : before[row];
+        float peak = old.x;
+        for (int w = lane / rows; w < C::warps; w += warps_at_once)
+            peak = fmaxf(peak, summary[w * S::summary_floats + row]);
+#pragma unroll
+        for (int mask = rows; mask < LANES; mask *= 2) peak = fmaxf(peak, from_lane_xor(peak, mask));
+        float sum = 0.0f;
+        for (int w = lane / rows; w < C::warps; w += warps_at_once) {
+            const float* from = summary + w * S::summary_floats;
+            const float weight = power2(from[row] - peak);
+            sum += weight * from[rows + row];
+            factor[w * rows + row] = weight * from[2 * rows];
+        }
+#pragma unroll
+        for (int mask = rows; mask < LANES; mask *= 2) sum += from_lane_xor(sum, mask);
+        const float fading = power2(old.x - peak);
+        sum += old.y * fading;
+        if (lane < rows) {
+            factor[C::warps * rows + row] = fading;
+            if (turn == 0) {
+                state[(parity * S::heads + head) * rows + row] = make_float2(peak, sum);
+                ((float2*)p.state)[((i64)slot * S::heads + head) * rows + row] = make_float2(peak, sum);
+            }
+        }
+        warp_barrier();
+        for (int piece = turn * LANES + lane; piece < S::pieces; piece += S::summing_warps * LANES) {
+            const float* of_row = factor + piece % (rows / 4) * 4;
+            float4 low = make_float4(0, 0, 0, 0), high = low;
+            if (!first) {
+                const float4 fade = *(const float4*)(of_row + C::warps * rows);
+                const float4 a = partial[piece * 2], b = partial[piece * 2 + 1];
+                low = make_float4(a.x * fade.x, a.y * fade.y, a.z * fade.z, a.w * fade.w);
+                high = make_float4(b.x * fade.x, b.y * fade.y, b.z * fade.z, b.w * fade.w);
+            }
+#pragma unroll 4
+            for (int w = 0; w < C::warps; ++w) {
+                const float4 f = *(const float4*)(of_row + w * rows);
+                const uint4 v = *(const uint4*)(shared + S::slot_at + w * S::slot_bytes + piece * 16);
+                low.x += f.x * low_half(v.x);
+                low.y += f.y * high_half(v.x);
+                high.x += f.x * low_half(v.y);
+                high.y += f.y * high_half(v.y);
+                low.z += f.z * low_half(v.z);
+                low.w += f.w * high_half(v.z);
+                high.z += f.z * low_half(v.w);
+                high.w += f.w * high_half(v.w);
+            }
+            partial[piece * 2] = low;
+            partial[piece * 2 + 1] = high;
+        }
+    }
+
+    // Key head `key_head` beside a value head, chunk by chunk.  `between` runs after the first chunk.
+    template <bool KEYS, bool VALUES, int CHUNK = 0, class Between>
+    DQ_DEVICE void chunks(int key_head, Between between) {
+        if constexpr (CHUNK < most(KEYS ? K::chunks : 0, VALUES ? V::chunks : 0)) {
+            warp_barrier();
+            constexpr int keys = KEYS ? K::letters_of(CHUNK) : 0, values = VALUES ? V::letters_of(CHUNK) : 0;
+            decode_chunk<C, keys, values>(key, value, key_stage, value_stage);
+            warp_barrier();
+            if constexpr (KEYS && CHUNK < K::chunks) multiply_keys(key_head, CHUNK);
+            if constexpr (VALUES && CHUNK < V::chunks) multiply_values(CHUNK);
+            if constexpr (CHUNK == 0) between();
+            chunks<KEYS, VALUES, CHUNK + 1>(key_head, between);
+        }
+    }
+    // Adds up what all warps put into their slots in the step before.
+    DQ_DEVICE void sum_head(int step, int slot, int head, bool first, int parity) {
+        barrier_wait(full_barrier(), sum_phase);
+        sum_phase ^= 1;
+        sum_slots(step, slot, head, first, parity);
+        warp_barrier();
+        if (lane == 0) barrier_arrive(free_barrier());
+    }
+
+    DQ_DEVICE void run() {
+        for (int i = threadIdx.x * 16; i < K::table_bytes; i += S::threads * 16)
+            copy_async16(base + S::key_table_at + i, (const u8*)p.key_table + i);
+        for (int i = threadIdx.x * 16; i < V::table_bytes; i += S::threads * 16)
+            copy_async16(base + S::value_table_at + i, (const u8*)p.value_table + i);
+        if (threadIdx.x == 0) {
+            barrier_init(full_barrier(), C::warps);
+            barrier_init(free_barrier(), C::warps);
+            for (int i = 0; i < 4 * C::warps; ++i) barrier_init(base + S::barrier_at + 16 + 8 * i, 1);
+            barriers_ready();
+        }
+        wait_for_grid_before();
+        const int items = List::total_units(p, lane) * S::groups, blocks = least(p.blocks, items);
+        if ((int)blockIdx.x >= blocks) {
+            copy_async_wait();
+            return;
+        }
+        const int begin = List::run_begin(blockIdx.x, blocks, items);
+        const int end = List::run_begin(blockIdx.x + 1, blocks, items);
+        Cursor<C> at;
+        at.seek(p, begin, lane);
+
+        const u32 streams = base + S::streams_at + warp * S::warp_stream_bytes;
+        key_feed.init(streams, base + S::barrier_at + 16 + warp * 32);
+        value_feed.init(streams + K::stream_bytes, base + S::barrier_at + 32 + warp * 32);
+        const u32 stage = base + S::stage_at + warp * S::stage_bytes;
+        key_stage = stage + lane * 32 + (lane >> 2 & 1) * 16;
+        value_stage = key_stage + LANES * 32;
+        key_operand = stage + (lane & 15) * 32 + (lane >> 4 ^ (lane >> 2 & 1)) * 16;
+        value_operand = stage + LANES * 32 + ((lane >> 4) * 8 + (lane & 7)) * 32 + ((lane >> 3 ^ lane >> 2) & 1) * 16;
+        sum_phase = 0;
+
+        const u8* page;
+        key_tile = tile_of(at, page);
+        prefetch(page, key_tile);
+        block_barrier();  // barriers
+        key_feed.fetch_first(key_words(key_tile, at), K::stream_bytes, lane);
+        value_feed.fetch_first(value_words(key_tile, at), V::stream_bytes, lane);
+        load_queries(at);
+        mean_logits(at, 0);
+        load_key_affine(at, page);
+        load_value_affine(key_tile, page);
+        copy_async_wait();
+        block_barrier();  // tables and mean logits
+
+        const int steps = (end - begin) * S::heads;
+        int slot = blockIdx.x + at.sequence * S::groups + at.group;
+        int key_head = 0, parity = 0;
+        bool first = true;        // the unit of the keys is the first of its segment
+        bool next_first = false;  // the next unit is the first of its segment
+        const u8 *value_tile = key_tile, *value_page = page, *words = nullptr;  // of the values that follow
+        // Of the values whose outputs stand in the slots.
+        int held_slot = 0, held_head = 0, held_parity = 0;
+        bool held_first = true;
+
+        key_feed.template start<1>(key, lane);
+        clear_logits();
+        chunks<true, false>(0, [&] {});
+        soften(0, 0);
+        weigh();
+        value_feed.template start<1>(value, lane);
+        if (!S::early && steps > 1) {
+            next_first = at.advance(p);
+            key_tile = tile_of(at, page);
+            key_feed.fetch_first(key_words(key_tile, at), K::stream_bytes, lane);
+        }
+
+#pragma unroll 1
+        for (int n = 1; n < steps; ++n) {
+            const int value_head = key_head, value_slot = slot, value_parity = parity;
+            const bool value_first = first;
+            const bool new_unit = key_head == S::heads - 1;
+            key_head = new_unit ? 0 : key_head + 1;
+            if (new_unit) {
+                parity ^= 1;
+                first = next_first;
+                slot = blockIdx.x + at.sequence * S::groups + at.group;
+                if (S::early) key_feed.fetch_rest(key_words(key_tile, at), lane);
+                load_key_affine(at, page);
+                value_tile = key_tile, value_page = page, words = value_words(key_tile, at);
+                value_feed.fetch_first(words, value_feed.free_bytes(value, lane), lane);
+                // The weights of the last head are in registers already: nothing needs the old queries.
+                if (first) load_queries(at);
+                if (first || !S::early) {
+                    mean_logits(at, parity);
+                    block_barrier();
+                }
+                key_feed.template start<K::chunk_rows>(key, lane);
+            }
+            // The last head of a unit: the next one's first words.
+            const bool last_head = key_head == S::heads - 1 && n + 1 < steps;
+            if (S::early && last_head) {
+                next_first = at.advance(p);
+                key_tile = tile_of(at, page);
+                prefetch(page, key_tile);
+                key_feed.fetch_first(key_words(key_tile, at), key_feed.free_bytes(key, lane), lane);
+            }
+            clear_logits();
+            clear_sums();
+            chunks<true, true>(key_head, [&] {
+                if (n > 1) sum_head(n, held_slot, held_head, held_first, held_parity);
+                // Behind the barrier of the sum: all warps are done with the buffer of two units ago.
+                if (S::early && last_head && !next_first) mean_logits(at, parity ^ 1);
+                key_feed.wait_rest();
+                value_feed.wait_rest();
+            });
+            if (new_unit) value_feed.fetch_rest(words, lane);
+            if (!S::early && last_head) {
+                next_first = at.advance(p);
+                key_tile = tile_of(at, page);
+                key_feed.fetch_first(key_words(key_tile, at), K::stream_bytes, lane);
+            }
+            if (n > 1) barrier_wait(free_barrier(), sum_phase ^ 1);
+            put_slot(value_unit);
+            warp_barrier();
+            if (lane == 0) barrier_arrive(full_barrier());
+            held_slot = value_slot, held_head = value_head, held_first = value_first, held_parity = value_parity;
+            soften(key_head, parity);
+            if (new_unit) load_value_affine(value_tile, value_page);
+            weigh();
+            if (new_unit) value_feed.template start<V::chunk_rows>(value, lane);
+        }
+        let_next_grid_start();
+        clear_sums();
+        chunks<false, true>(0, [&] {
+            if (steps > 1) sum_head(steps, held_slot, held_head, held_first, held_parity);
+            value_feed.wait_rest();
+        });
+        if (steps > 1) barrier_wait(free_barrier(), sum_phase ^ 1);
+        put_slot(value_unit);
+        warp_barrier();
+        if (lane == 0) barrier_arrive(full_barrier());
+        barrier_wait(full_barrier(), sum_phase);
+        sum_slots(steps + 1, slot, key_head, first, parity);
+    }
+};
+
+template <class C> DQ_DEVICE void attend_pages(const AttendParams& p) {
+    DQ_SHARED(shared);
+    if (shared_address(shared) != shared_start(shared)) stop();
+    PageAttention<C>(p, shared).run();
+}
+
+}  // namespace dquant

@@ -1,0 +1,264 @@
+// A warp's part of attention: one tile of 32 tokens, one head at a time, from letters to weighted sums of levels.
+//
+// Everything is in registers, in the layout of the tensor cores: lane 4 r + c holds tokens r, r + 8, r + 16 and r + 24
+// of query rows 2 c and 2 c + 1 (of each eight), and of outputs channels of letters r and r + 8 (of each sixteen).
+#pragma once
+
+#include "dquant/attend_decode.cuh"
+#include "dquant/attend_query.cuh"
+
+namespace dquant {
+
+// Weights times scales, of which the largest lies in [1, 2), are multiplied by this to use the range of FP16.
+constexpr float WEIGHT_UNIT = 1024.0f;
+// Products of them and levels come out times 2**-24.
+constexpr float OUTPUT_UNIT = 16777216.0f / WEIGHT_UNIT;
+
+template <class C> struct TileAttention {
+    typedef AttendShape<C> S;
+    typedef typename S::Keys K;
+    typedef typename S::Values V;
+    typedef Schedule<C> List;
+    static constexpr int rows = S::rows, row_tiles = S::row_tiles;
+    // Columns of a matrix product in use: rows 2c and 2c + 1 of each eight, as far as there are rows.
+    static constexpr int columns = least(rows, 8);
+
+    const AttendParams& p;
+    u8* const shared;
+    const u32 base;
+    const int warp, lane, r, c;
+
+    typename StreamOf<K>::Type key;
+    typename StreamOf<V>::Type value;
+    u32 key_stage, value_stage, key_operand, value_operand;
+    const u8* key_tile;                  // of the unit whose keys are decoded, or soon will be
+    u32 key_scale[2], value_scale[2];    // FP16 of tokens r, r + 8, r + 16, r + 24
+    u32 key_offset[2], value_offset[2];  // likewise, of a min-max grid
+    float key_factor;                    // 2**exponent of the page
+    float value_unit;                    // power of two taken out of the value scales
+    int first_valid, last_valid;         // tokens of the key tile that may count: first_valid to below last_valid
+    int tile_token;                      // the key tile's first token, counted in pages as are
+    int first_self, pass_row;            // the first query's position; the first row of the pass
+
+    float logits[row_tiles][2][4];
+    u32 weights[row_tiles][2][2];
+    float sums[row_tiles][V::tiles][4];
+    float largest[row_tiles][2], total[row_tiles][2], shifted[row_tiles][2];
+
+    DQ_DEVICE TileAttention(const AttendParams& p, u8* shared)
+        : p(p), shared(shared), base(shared_address(shared)), warp(threadIdx.x / LANES), lane(threadIdx.x % LANES),
+          r(lane / 4), c(lane % 4) {}
+
+    // Four numbers of a tile's affine row, two to a register; tokens that do not count get zero.
+    DQ_DEVICE void load_affine(u32 (&out)[2], const u8* row, int stride, int last) const {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int t = r + 8 * j;
+            const u32 bits = t < last ? *(const u16*)(row + t * stride) : 0;
+            out[j / 2] = j % 2 ? out[j / 2] | bits << 16 : bits;
+        }
+    }
+
+    // Affine numbers of the unit at `at`: keys, and the values that follow one head later.
+    DQ_DEVICE void load_key_affine(const Cursor<C>& at, const u8* page) {
+        tile_token = ((List::first_unit(p, at.sequence) + at.unit) * C::warps + warp) * LANES;
+        last_valid = least(most(p.lengths[at.sequence] - tile_token, 0), LANES);
+        first_valid = least(most(List::first_token(p, at.sequence) - tile_token, 0), LANES);
+        if (C::masked) {
+            first_self = p.lengths[at.sequence] + List::exact(p.tail_lengths, at.sequence) - C::positions;
+            pass_row = at.group / C::substreams * rows;
+        }
+        const u8* row = key_tile + S::key_affine_at;
+        load_affine(key_scale, row + S::key_affine - 2, S::key_affine, last_valid);
+        if (!C::Key::mid_tread) load_affine(key_offset, row, S::key_affine, last_valid);
+        key_factor = exp2f((float)*(const i16*)page);
+    }
+    DQ_DEVICE void load_value_affine(const u8* tile, const u8* page) {
+        const u8* row = tile + S::value_affine_at;
+        load_affine(value_scale, row + S::value_affine - 2, S::value_affine, last_valid);
+        if (!C::Value::mid_tread) load_affine(value_offset, row, S::value_affine, last_valid);
+        // Of all scales (and offsets) of the tile, so that weights times scales stay within FP16 whatever the values.
+        float most_scale = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            most_scale = fmaxf(most_scale, fmaxf(fabsf(low_half(value_scale[j])), fabsf(high_half(value_scale[j]))));
+            if (!C::Value::mid_tread)
+                most_scale = fmaxf(
+                    most_scale, 0.25f * fmaxf(fabsf(low_half(value_offset[j])), fabsf(high_half(value_offset[j])))
+                );
+        }
+        for (int mask = 4; mask < LANES; mask *= 2) most_scale = fmaxf(most_scale, from_lane_xor(most_scale, mask));
+        const u32 exponent = most(float_bits(most_scale) >> 23, 64);
+        const float unit = bits_float(exponent << 23), inverse = bits_float((254 - exponent) << 23);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            value_scale[j] = floats_to_halves(low_half(value_scale[j]) * inverse, high_half(value_scale[j]) * inverse);
+            if (!C::Value::mid_tread)
+                value_offset[j] =
+                    floats_to_halves(low_half(value_offset[j]) * inverse, high_half(value_offset[j]) * inverse);
+        }
+        value_unit = unit * exp2f((float)*(const i16*)(page + 2));
+    }
+
+    DQ_DEVICE void multiply_keys(int head, int chunk) {
+        const int first = (head * K::tiles + chunk * K::letter) * row_tiles * columns * 4;
+        const uint2* query = (const uint2*)(shared + S::query_at) + first;
+        uint2 operand[row_tiles][K::letter];
+#pragma unroll
+        for (int f = 0; f < K::letter; ++f)
+#pragma unroll
+            for (int n = 0; n < row_tiles; ++n) {
+                operand[n][f] = make_uint2(0, 0);
+                if (r < columns) operand[n][f] = query[(f * row_tiles + n) * columns * 4 + lane];
+            }
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            u32 letters[4], levels[4];
+            load_matrices(letters, key_operand + m * 512);
+#pragma unroll
+            for (int f = 0; f < K::letter; ++f) {
+                take_field<K>(levels, letters, f);
+#pragma unroll
+                for (int n = 0; n < row_tiles; ++n) multiply(logits[n][m], levels, operand[n][f].x, operand[n][f].y);
+            }
+        }
+    }
+    DQ_DEVICE void multiply_values(int chunk) {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            u32 letters[4], levels[4];
+            load_transposed(letters, value_operand + m * 512);
+#pragma unroll
+            for (int f = 0; f < V::letter; ++f) {
+                take_field<V>(levels, letters, f);
+#pragma unroll
+                for (int n = 0; n < row_tiles; ++n)
+                    multiply(sums[n][chunk * V::letter + f], levels, weights[n][m][0], weights[n][m][1]);
+            }
+        }
+    }
+
+    // Whether query row `row` of the pass sees token `t` of the key tile.
+    DQ_DEVICE bool sees(int row, int t) const {
+        if (!C::masked) return t < last_valid;
+        if (t < first_valid || t >= last_valid) return false;
+        const int self = first_self + (pass_row + row) / C::group, token = tile_token + t;
+        return (!p.causal || token <= self) && (p.sliding_window == 0 || token > self - p.sliding_window);
+    }
+
+    // Logits to weights.  A lane holds tokens r + 8 j and rows 2c and 2c + 1 of each eight.
+    DQ_DEVICE void soften(int head, int parity) {
+        const bool active = 2 * c < columns;
+        const bool partly = C::masked ? true : last_valid < LANES;
+        const float2* factors = (const float2*)(shared + S::factor_at) + head * rows;
+        const float* means = (const float*)(shared + S::mean_at) +
+                             ((parity * S::mean_groups + warp * S::mean_groups / C::warps) * S::heads + head) * rows;
+#pragma unroll
+        for (int n = 0; n < row_tiles; ++n) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int row = active ? n * 8 + 2 * c + i : 0;
+                const float2 factor = factors[row];
+                const float mean = C::Key::mean ? means[row] : 0.0f;
+                // Levels times queries come out with 2**(6 - 24).
+                const float unit = factor.x * key_factor * 262144.0f, sum = factor.y * key_factor;
+                float peak = NO_LOGIT;
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const u32 pair = key_scale[j / 2];
+                    const float scale = j % 2 ? high_half(pair) : low_half(pair);
+                    float x;
+                    if (C::Key::mid_tread) {
+                        x = scale * (logits[n][j / 2][j % 2 * 2 + i] * unit - K::middle * sum) + mean;
+                    } else {
+                        const u32 o = key_offset[j / 2];
+                        const float offset = j % 2 ? high_half(o) : low_half(o);
+                        x = scale * (logits[n][j / 2][j % 2 * 2 + i] * unit) + offset * sum + mean;
+                    }
+                    if (C::soft_cap) {
+                        const float cap = p.soft_cap * LOG2_E;
+                        x = cap - 2.0f * cap * reciprocal(1.0f + power2(x * (2.0f / p.soft_cap)));
+                    }
+                    if (partly && !sees(row, r + 8 * j)) x = -1e38f;
+                    logits[n][j / 2][j % 2 * 2 + i] = x;
+                    peak = fmaxf(peak, x);
+                }
+                largest[n][i] = peak;
+            }
+            largest_of_warp(largest[n]);
+        }
+    }
+    // Over the lanes of the same rows, of both rows at once: half of the lanes take either.
+    DQ_DEVICE void largest_of_warp(float (&peak)[2]) const {
+        const bool odd = lane & 4;
+        float mine = fmaxf(odd ? peak[1] : peak[0], from_lane_xor(odd ? peak[0] : peak[1], 4));
+        mine = fmaxf(mine, from_lane_xor(mine, 8));
+        mine = fmaxf(mine, from_lane_xor(mine, 16));
+        const float other = from_lane_xor(mine, 4);
+        peak[0] = odd ? other : mine;
+        peak[1] = odd ? mine : other;
+    }
+    // Likewise sums.  They end where `put_slot` takes them from: in lanes of even r that of the first row, of odd r
+    // that of the second, in both numbers.
+    DQ_DEVICE void total_of_warp(float (&all)[2]) const {
+        const bool odd = lane & 4;
+        float mine = (odd ? all[1] : all[0]) + from_lane_xor(odd ? all[0] : all[1], 4);
+        mine += from_lane_xor(mine, 8);
+        mine += from_lane_xor(mine, 16);
+        all[0] = all[1] = mine;
+    }
+    // The rest, once the values' affine numbers of the same tokens are loaded.
+    DQ_DEVICE void weigh() {
+        const bool active = 2 * c < columns;
+#pragma unroll
+        for (int n = 0; n < row_tiles; ++n) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) total[n][i] = shifted[n][i] = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float scale =
+                    WEIGHT_UNIT * (j % 2 ? high_half(value_scale[j / 2]) : low_half(value_scale[j / 2]));
+                float scaled[2];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const float weight = power2(logits[n][j / 2][j % 2 * 2 + i] - largest[n][i]);
+                    total[n][i] += weight;
+                    scaled[i] = weight * scale;
+                    if (!C::Value::mid_tread)
+                        shifted[n][i] +=
+                            weight * (j % 2 ? high_half(value_offset[j / 2]) : low_half(value_offset[j / 2]));
+                }
+                const u32 pair = active ? floats_to_halves(scaled[0], scaled[1]) : 0;
+                weights[n][j / 2][j % 2] = transpose(pair);
+            }
+            total_of_warp(total[n]);
+            // What levels counted from the middle add to the outputs.
+            if (C::Value::mid_tread) {
+                // The tensor cores multiply rounded weights, so they sum them, too: times minus 64 times the middle.
+                constexpr u32 middle = 0x8000u | (u32)(V::middle * 64.0f);
+                const u32 levels[4] = {middle * 0x10001u, middle * 0x10001u, middle * 0x10001u, middle * 0x10001u};
+                float sum[4] = {};
+#pragma unroll
+                for (int m = 0; m < 2; ++m) multiply(sum, levels, weights[n][m][0], weights[n][m][1]);
+#pragma unroll
+                for (int i = 0; i < 2; ++i) shifted[n][i] = sum[i] * (OUTPUT_UNIT / 64.0f);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+#pragma unroll
+                    for (int mask = 4; mask < LANES; mask *= 2) shifted[n][i] += from_lane_xor(shifted[n][i], mask);
+            }
+        }
+    }
+
+    DQ_DEVICE void clear_logits() {
+#pragma unroll
+        for (int i = 0; i < row_tiles * 8; ++i) (&logits[0][0][0])[i] = 0.0f;
+    }
+    DQ_DEVICE void clear_sums() {
+#pragma unroll
+        for (int i = 0; i < row_tiles * V::tiles * 4; ++i) (&sums[0][0][0])[i] = 0.0f;
+    }
+};
+
+}  // namespace dquant

@@ -1,0 +1,614 @@
+"""Attention over pages on a GPU against float64 attention over what the CPU decodes; compiling needs no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import shutil
+import subprocess
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_support import HOST
+from numpy.typing import NDArray
+
+from dquantcodec import Codec, Profile, StreamProfile
+from dquantcodec.cuda import arrays, nvrtc, sources
+from dquantcodec.cuda import attend as device_attend
+from dquantcodec.cuda.device import Device
+from dquantcodec.errors import DeviceError, InputError, UnsupportedError
+from dquantcodec.letters import letter_table
+from dquantcodec.page import PageLayout
+from dquantcodec.plan import Plan, make_plan
+from dquantcodec.prefix import prefix_table
+from dquantcodec.rotate import rotate
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What one kernel is compiled for, and the options of a call that go with it."""
+
+    profile: str | Profile = "2.26"
+    kv_heads: int = 8
+    head_dim: int = 128
+    group: int = 4
+    positions: int = 1
+    dtype: str = "float16"
+    warps: int | None = None
+    sliding_window: int = 0
+    soft_cap: float = 0.0
+    spread: float = 1.0
+
+    @property
+    def masked(self) -> bool:
+        return self.positions > 1 or self.sliding_window > 0
+
+    @property
+    def plan(self) -> Plan:
+        profile = Profile.named(self.profile) if isinstance(self.profile, str) else self.profile
+        return make_plan(profile, self.kv_heads, self.head_dim)
+
+    def launch(self, shared: int) -> device_attend.AttendLaunch:
+        return device_attend.attend_launch(
+            self.plan, self.group, self.positions, self.dtype, masked=self.masked, soft_cap=self.soft_cap > 0,
+            warps=self.warps, shared=shared,
+        )  # fmt: skip
+
+
+#: Offsets as well as scales, even numbers of levels, letters of two and of four, one stream a token.
+MIN_MAX = Profile(
+    key=StreamProfile(8, 330, precision=11, letter=2, mean=True),
+    value=StreamProfile(6, 260, precision=13, letter=4),
+    window=64,
+    substreams=1,
+)
+
+GEOMETRIES = {
+    "default": Geometry(),
+    "bfloat16": Geometry(dtype="bfloat16"),
+    "float32 peaked": Geometry(dtype="float32", spread=5.0),
+    "flat": Geometry(spread=0.02),
+    "8 warps": Geometry(warps=8),
+    "4 warps": Geometry(warps=4),
+    "one query a head": Geometry(group=1),
+    "group of 8": Geometry(group=8),
+    "group of 16": Geometry(group=16, kv_heads=4),
+    "head size 64": Geometry(head_dim=64, group=3),
+    "head size 96": Geometry(head_dim=96, kv_heads=4, group=2),
+    "head size 192": Geometry(head_dim=192, kv_heads=2),
+    "head size 256": Geometry(head_dim=256, kv_heads=2),
+    "one head": Geometry(kv_heads=1, group=7),
+    "three heads": Geometry(kv_heads=3, head_dim=64, group=3),
+    "four positions": Geometry(kv_heads=4, group=2, positions=4),
+    "eight positions": Geometry(kv_heads=2, group=4, positions=8),
+    "window of 100": Geometry(kv_heads=2, sliding_window=100),
+    "window of 700, three positions": Geometry(kv_heads=2, group=1, positions=3, sliding_window=700),
+    "window of 50, three positions": Geometry(kv_heads=2, group=1, positions=3, sliding_window=50, dtype="float32"),
+    "soft cap": Geometry(kv_heads=2, soft_cap=20.0, spread=4.0),
+    "1.96": Geometry(profile="1.96", kv_heads=4),
+    "3.0": Geometry(profile="3.0", kv_heads=4),
+    "paper-2.26": Geometry(profile="paper-2.26", kv_heads=4, dtype="float32"),
+    "min-max grids": Geometry(profile=MIN_MAX, kv_heads=4, dtype="float32"),
+}
+
+
+def compiler() -> None:
+    try:
+        nvrtc.library()
+    except DeviceError as reason:
+        pytest.skip(str(reason))
+
+
+COMPILED = [
+    *((name, architecture) for name in ("default", "group of 16") for architecture in ("sm_80", "sm_89", "sm_90")),
+    *((name, "sm_90") for name in ("head size 96", "head size 256", "one head", "four positions", "soft cap", "3.0")),
+    ("min-max grids", "sm_80"),
+    ("paper-2.26", "sm_90"),
+]
+
+
+@pytest.mark.parametrize(("name", "architecture"), COMPILED)
+def test_compiles_and_agrees_on_shared_memory(name: str, architecture: str) -> None:
+    compiler()
+    launch = GEOMETRIES[name].launch(device_attend.BLOCK_SHARED_BYTES[architecture])
+    assert launch.shape.shared_bytes <= device_attend.BLOCK_SHARED_BYTES[architecture]
+    # The kernel asserts that sizes of page and shared memory are what the options say.
+    assert len(nvrtc.compile_kernel("attend", launch.options, architecture)) > 1000
+
+
+def test_the_default_fills_a_multiprocessor() -> None:
+    launch = GEOMETRIES["default"].launch(device_attend.BLOCK_SHARED_BYTES["sm_90"])
+    assert launch.shape.warps == 16
+
+
+@pytest.mark.parametrize("profile", ["2.26", "1.96", "3.0"])
+def test_device_tables_hold_lengths_and_fields(profile: str) -> None:
+    plan = make_plan(Profile.named(profile), 8, 128)
+    for stream in (plan.key, plan.value):
+        table = device_attend.device_table(stream, plan.head_dim).astype(int)
+        shape = device_attend.StreamShape.of(stream, plan.head_dim)
+        window = prefix_table(stream).window
+        mask = 15 if shape.crowded else 31
+        assert np.array_equal(table & mask, window & 15)
+        assert np.array_equal(table >> (4 if shape.crowded else 6), window >> 4)
+        if not shape.crowded:
+            # Positions are sums of entries whose bit 5 says that a word has ended.
+            assert not (table & 0x30).any()
+        assert letter_table(stream, plan.head_dim).field_bits * stream.letter <= (12 if shape.crowded else 10)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_rotation_by_matrix(head_dim: int) -> None:
+    plan = make_plan(Profile.named("2.26"), 2, head_dim)
+    x = np.random.default_rng(0).standard_normal((5, 2, head_dim)).astype(np.float32)
+    factors = device_attend.rotation_factors(plan)
+    matrix = device_attend.rotation_matrix(head_dim).astype(np.float64)
+    assert np.abs(matrix).max() == 1
+    assert np.allclose((x * factors) @ matrix, rotate(x, plan.signs), atol=1e-5)
+    # Its transpose undoes it, block by block.
+    assert np.allclose(((x * factors) @ matrix) @ matrix.T * factors, x, atol=1e-5)
+
+
+def test_plans_that_kernels_do_not_take() -> None:
+    with pytest.raises(UnsupportedError, match="frequencies below 1024"):
+        device_attend.attend_launch(make_plan(Profile.named("paper-1.96"), 8, 128), 4)
+    with pytest.raises(UnsupportedError, match="multiples of 32"):
+        device_attend.attend_launch(make_plan(Profile.named("2.26"), 8, 80), 4)
+    means = Profile(key=StreamProfile(9, 330, precision=13), value=StreamProfile(7, 240, mean=True))
+    with pytest.raises(UnsupportedError, match="means"):
+        device_attend.attend_launch(make_plan(means, 8, 128), 4)
+
+
+@dataclass
+class Batch:
+    """Sequences of one geometry on the device, and what the CPU decodes of them."""
+
+    geometry: Geometry
+    lengths: list[int]
+    tails: list[int] = field(default_factory=list)
+    sinks: list[int] = field(default_factory=list)
+    seed: int = 0
+    real: tuple[Array, Array] | None = None
+
+    def __post_init__(self) -> None:
+        g = self.geometry
+        rng = np.random.default_rng(self.seed)
+        self.tails = self.tails or [0] * len(self.lengths)
+        self.sinks = self.sinks or [0] * len(self.lengths)
+        self.codec = codec = Codec(g.plan)
+        window, size = codec.plan.window, codec.layout.page_bytes
+        counts = [-(-length // window) for length in self.lengths]
+        free = rng.permutation(sum(counts) + 3)
+        # Pages that nobody uses, and the unused rest of used ones, hold NaN wherever a float might be read.
+        self.pool = np.full((len(free), size), 0xFF, np.uint8)
+        self.table = np.full((len(counts), max([*counts, 0]) + 2), -1, np.int32)
+        self.decoded = []
+        room = max([*self.tails, *self.sinks, 1])
+        shape = (2, len(counts), room, g.kv_heads, g.head_dim)
+        self.exact = {"tail": np.full(shape, np.nan, np.float32), "sinks": np.full(shape, np.nan, np.float32)}
+        for b, length in enumerate(self.lengths):
+            if self.real is not None:
+                keys, values = (x[:length] for x in self.real)
+            else:
+                keys, values = rng.standard_normal((2, length, g.kv_heads, g.head_dim)).astype(np.float32)
+                keys = keys * rng.uniform(0.5, 1.5, (length, 1, 1)).astype(np.float32) + rng.standard_normal(
+                    (1, g.kv_heads, g.head_dim)
+                ).astype(np.float32)
+            pages = codec.encode(keys, values)
+            for i, page in enumerate(pages.data):
+                number, free = free[0], free[1:]
+                self.table[b, i] = number
+                self.pool[number] = page
+                self._poison(self.pool[number], min(length - i * window, window))
+            k, v = (x.astype(np.float64) for x in codec.decode(pages))
+            rows = {}
+            for name, count in (("sinks", self.sinks[b]), ("tail", self.tails[b])):
+                exact = rng.standard_normal((2, count, g.kv_heads, g.head_dim)).astype(np.float32)
+                exact = (exact.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+                self.exact[name][:, b, :count] = exact
+                rows[name] = exact.astype(np.float64)
+            self.decoded.append(
+                tuple(np.concatenate([rows["sinks"][i], x, rows["tail"][i]]) for i, x in enumerate((k, v)))
+            )
+        shape = (len(counts), g.positions, g.kv_heads * g.group, g.head_dim)
+        self.query = (rng.standard_normal(shape) * g.spread).astype(np.float16).astype(np.float32)
+        if g.dtype == "bfloat16":
+            self.query = (self.query.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+    def _poison(self, page: Array, tokens: int) -> None:
+        """Words and affine numbers of the tokens from ``tokens`` on become 0xFF: NaN as FP16."""
+        layout, plan = self.codec.layout, self.codec.plan
+        tiles = page[layout.head_bytes :].reshape(layout.tiles, layout.tile_bytes)
+        for at, stream in ((layout.key, plan.key), (layout.value, plan.value)):
+            words = tiles[:, at.words_at : at.affine_at].reshape(layout.tiles, -1, 32, stream.word_bytes)
+            affine = tiles[:, at.affine_at : at.end].reshape(layout.tiles, 32, 2 * stream.affine)
+            for token in range(tokens, plan.window):
+                words[token // 32, :, token % 32] = 0xFF
+                affine[token // 32, token % 32] = 0xFF
+
+    def reference(self, scale: float, sink_logits: Array | None = None, causal: bool = True) -> tuple[Array, Array]:
+        g = self.geometry
+        out = np.zeros(self.query.shape)
+        lse = np.full(self.query.shape[:3], -np.inf)
+        for b, (k, v) in enumerate(self.decoded):
+            for i in range(g.positions):
+                self_at = len(k) - g.positions + i
+                seen = np.arange(len(k))
+                allowed = np.ones(len(k), bool)
+                if causal:
+                    allowed &= seen <= self_at
+                if g.sliding_window:
+                    allowed &= seen > self_at - g.sliding_window
+                for q in range(g.kv_heads * g.group):
+                    h = q // g.group
+                    x = k[allowed, h] @ self.query[b, i, q].astype(np.float64) * scale
+                    if g.soft_cap:
+                        x = g.soft_cap * np.tanh(x / g.soft_cap)
+                    everything = x if sink_logits is None else np.append(x, sink_logits[q])
+                    if not len(everything):
+                        continue
+                    peak = everything.max()
+                    total = np.exp(everything - peak).sum()
+                    lse[b, i, q] = peak + math.log(total)
+                    out[b, i, q] = np.exp(x - peak) / total @ v[allowed, h]
+        return out, lse
+
+    def run(self, cupy: Any, **options: Any) -> tuple[Array, Array]:
+        g = self.geometry
+        attention = device_attend.PageAttention(
+            g.plan, len(self.lengths), g.kv_heads * g.group, positions=g.positions, dtype=g.dtype, masked=g.masked,
+            soft_cap=g.soft_cap > 0, warps=g.warps,
+        )  # fmt: skip
+        attention.out.view(np.uint8).fill(0xFF)
+        attention.lse.fill(np.nan)
+        for name in ("partial", "state"):
+            attention._memory[name].fill(np.nan)
+        for name, (keys, values, counts) in self.exact_arrays().items():
+            options[name] = cupy.asarray(keys), cupy.asarray(values), cupy.asarray(counts)
+        out, lse = attention(
+            cupy.asarray(self.device_query()), cupy.asarray(self.pool), cupy.asarray(self.table),
+            cupy.asarray(np.array(self.lengths, np.int32)), sliding_window=g.sliding_window, soft_cap=g.soft_cap,
+            **options,
+        )  # fmt: skip
+        return as_float(out.get(), g.dtype), lse.get().astype(np.float64)
+
+    def run_on_host(self, folder: Path, blocks: int = 3, backwards: bool = False) -> tuple[Array, Array]:
+        """The same kernels, compiled for the host: blocks of one warp, one after another."""
+        g = self.geometry
+        launch = replace(g, warps=1).launch(1 << 20)
+        library = host_library(launch.options, folder)
+        shape, plan = launch.shape, g.plan
+        slots = blocks + len(self.lengths) * shape.groups
+        pool = np.full(self.pool.size + 16, 0xFF, np.uint8)
+        pool = pool[-pool.ctypes.data % 16 :][: self.pool.size]
+        pool[:] = self.pool.reshape(-1)
+        arrays = {
+            "pages": pool,
+            "block_table": self.table,
+            "lengths": np.array(self.lengths, np.int32),
+            "key_table": device_attend.device_table(plan.key, plan.head_dim),
+            "value_table": device_attend.device_table(plan.value, plan.head_dim),
+            "factors": device_attend.rotation_factors(plan),
+            "matrix": device_attend.rotation_matrix(plan.head_dim),
+            "query": self.device_query(),
+            "partial": np.full(slots * shape.partial_floats, np.nan, np.float32),
+            "state": np.full(slots * shape.state_floats, np.nan, np.float32),
+            "out": np.full(self.query.shape, 0xFFFF, np.uint16),
+            "lse": np.full(self.query.shape[:3], np.nan, np.float32),
+        }
+        if g.dtype == "float32":
+            arrays["out"] = np.full(self.query.shape, np.nan, np.float32)
+        params = np.zeros((), device_attend.ATTEND)
+        for name, (keys, values, counts) in self.exact_arrays().items():
+            kind = "sink" if name == "sinks" else "tail"
+            arrays |= {f"{kind}_keys": keys, f"{kind}_values": values, f"{kind}_lengths": counts}
+            params[f"{kind}_stride"] = keys.shape[1]
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        for name, array in arrays.items():
+            params[name] = array.ctypes.data
+        params["page_stride"], params["table_stride"] = self.pool.shape[1], self.table.shape[1]
+        params["batch"], params["blocks"], params["causal"] = len(self.lengths), blocks, 1
+        params["sliding_window"], params["soft_cap"] = g.sliding_window, g.soft_cap
+        params["scale"], params["lse_factor"] = 1 / math.sqrt(g.head_dim), math.log(2)
+        library.set_backwards(int(backwards))
+        finish = g.kv_heads * len(self.lengths) * shape.passes * shape.rows // 4
+        library.run_attend(ctypes.c_void_p(params.ctypes.data), finish)
+        return as_float(arrays["out"], g.dtype), arrays["lse"].astype(np.float64)
+
+    def exact_arrays(self) -> dict[str, tuple[Array, Array, Array]]:
+        """Keys and values as bfloat16 bits, and counts, of ``tail`` and ``sinks`` where there are any."""
+        found = {}
+        for name, counts in (("tail", self.tails), ("sinks", self.sinks)):
+            if any(counts):
+                keys, values = (self.exact[name].view(np.uint32) >> 16).astype(np.uint16)
+                found[name] = keys, values, np.array(counts, np.int32)
+        return found
+
+    def device_query(self) -> Array:
+        dtype = self.geometry.dtype
+        if dtype == "bfloat16":
+            return (self.query.view(np.uint32) >> 16).astype(np.uint16)
+        return self.query.astype(dtype)
+
+
+def as_float(bits: Array, dtype: str) -> Array:
+    if dtype == "bfloat16":
+        return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return (bits.view(np.float16) if dtype == "float16" else bits).astype(np.float64)
+
+
+def check(batch: Batch, got: tuple[Array, Array], want: tuple[Array, Array]) -> None:
+    for b in range(len(batch.lengths)):
+        out, lse = got[0][b], got[1][b]
+        if not len(batch.decoded[b][0]) and not np.isfinite(want[1][b]).any():
+            assert (out == 0).all() and (lse == -np.inf).all()
+            continue
+        error = np.linalg.norm(out - want[0][b]) / np.linalg.norm(want[0][b])
+        # Rounding the output to bfloat16 alone is an error of 1.7e-3.
+        assert error < (3e-3 if batch.geometry.dtype == "bfloat16" else 2e-3), (b, batch.lengths[b], error)
+        assert np.abs(lse - want[1][b]).max() < 1e-2, (b, batch.lengths[b])
+
+
+def host_library(options: tuple[str, ...], folder: Path) -> ctypes.CDLL:
+    """The kernels of ``gpu/host/attend.cpp``, compiled once for each set of -D options."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no host C++ compiler: g++ is missing")
+    if not HOST.is_dir():
+        pytest.skip("gpu/host is not beside the tests")
+    defined = [option for option in options if option.startswith("-D")]
+    library = folder / f"attend-{hashlib.sha256(repr(defined).encode()).hexdigest()[:16]}.so"
+    if not library.is_file():
+        root = sources.root()
+        command = [
+            compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-fcf-protection=none", *defined,
+            f"-I{root / 'include'}", f"-I{HOST}", str(HOST / "attend.cpp"), "-o", str(library),
+        ]  # fmt: skip
+        subprocess.run(command, check=True)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("attend")
+
+
+HOST_LENGTHS = [161, 0, 32, 1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "float32 peaked", "flat", "one query a head", "group of 16", "head size 96", "head size 256", "one head",
+        "three heads", "eight positions", "window of 100", "window of 50, three positions",
+        "soft cap", "3.0", "paper-2.26", "min-max grids",
+    ],
+)  # fmt: skip
+def test_agrees_with_float64_on_the_host(folder: Path, name: str) -> None:
+    geometry = replace(GEOMETRIES[name], kv_heads=min(4, GEOMETRIES[name].kv_heads))
+    positions = geometry.positions > 1
+    batch = Batch(geometry, HOST_LENGTHS, tails=[9, 8, 0 if not positions else 8, 11], sinks=[0, 1, 2, 0])
+    want = batch.reference(1 / math.sqrt(geometry.head_dim))
+    for blocks in (1, 5):
+        check(batch, batch.run_on_host(folder, blocks, backwards=blocks == 1), want)
+
+
+def test_many_exact_tokens_on_the_host(folder: Path) -> None:
+    batch = Batch(Geometry(kv_heads=2, dtype="float32"), [0, 40], tails=[600, 259], sinks=[5, 0])
+    check(batch, batch.run_on_host(folder), batch.reference(1 / math.sqrt(128)))
+
+
+def test_arbitrary_words_stay_inside(folder: Path) -> None:
+    """Streams that run on beyond their container are read, but never outside shared memory; others do not notice."""
+    batch = Batch(Geometry(kv_heads=2, dtype="float32"), [64, 96])
+    want = batch.reference(1 / math.sqrt(128))
+    broken = batch.table[0, 0]
+    layout = batch.codec.layout
+    rng = np.random.default_rng(0)
+    batch.pool[broken, layout.head_bytes :] = rng.integers(0, 256, batch.pool.shape[1] - layout.head_bytes)
+    # Every key as long as codes get: the last of a canonical code are all ones.
+    batch.pool[broken, layout.head_bytes : layout.head_bytes + layout.key.affine_at] = 0xFF
+    out, lse = batch.run_on_host(folder)
+    out[0], lse[0] = want[0][0], want[1][0]
+    check(batch, (out, lse), want)
+
+
+class DeviceArray(np.ndarray[Any, Any]):
+    """Stands for CuPy's array: the same memory, with an address."""
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+    @property
+    def device(self) -> Any:
+        return SimpleNamespace(id=0)
+
+
+def device_array(array: Any, dtype: Any = None) -> DeviceArray:
+    return np.array(array, dtype).view(DeviceArray)
+
+
+def test_launcher_hands_over_what_the_kernels_need(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """The object on a stand-in for CuPy, its two launches on the host."""
+    launches: list[tuple[str, int, int, int]] = []
+
+    def start(self: Any, function: Any, blocks: int, threads: int, shared: int, stream: int, params: Array) -> None:
+        launches.append((function.name, blocks, threads, shared))
+        if function.name == "attend_finish":
+            host_library(self.launch.options, folder).run_attend(ctypes.c_void_p(params.ctypes.data), blocks)
+
+    stand_in = SimpleNamespace(
+        ndarray=DeviceArray,
+        asarray=device_array,
+        empty=lambda shape, dtype: device_array(np.full(shape, np.nan, dtype)),
+        RawModule=lambda path: SimpleNamespace(get_function=lambda name: SimpleNamespace(name=name)),
+        cuda=SimpleNamespace(
+            Device=lambda: SimpleNamespace(id=0, attributes={"MaxSharedMemoryPerBlockOptin": 227 << 10}),
+            get_current_stream=lambda: SimpleNamespace(ptr=0),
+        ),
+    )
+    for module in (device_attend, arrays):
+        monkeypatch.setattr(module, "cupy", lambda: stand_in)
+    monkeypatch.setattr(device_attend, "device", lambda number: Device(number, "sm_90", 3, 228 << 10))
+    monkeypatch.setattr(device_attend, "stream_of", lambda stream, arrays: nullcontext())
+    monkeypatch.setattr(device_attend, "cached_kernel", lambda name, options, architecture: Path(name))
+    monkeypatch.setattr(device_attend.PageAttention, "_start", start)
+    batch = Batch(Geometry(kv_heads=2, dtype="float32", warps=1), [100, 3], tails=[4, 0], sinks=[0, 2])
+    attention = device_attend.PageAttention(batch.geometry.plan, 2, 8, dtype="float32", warps=1)
+    options = {name: tuple(device_array(x) for x in of) for name, of in batch.exact_arrays().items()}
+    call = [device_array(x) for x in (batch.device_query(), batch.pool, batch.table)]
+    call.append(device_array(batch.lengths, np.int32))
+    # Rows of real device memory begin at multiples of 16 bytes; NumPy's do as well where arrays are large.
+    assert call[1].ctypes.data % 16 == 0
+    out, lse = attention(*call, **options)
+    check(batch, (as_float(np.asarray(out), "float32"), np.asarray(lse, np.float64)), batch.reference(128**-0.5))
+    assert launches == [
+        ("attend_pages", 3, 32, attention.launch.shape.shared_bytes),
+        ("attend_finish", 4, device_attend.FINISH_THREADS[0], 0),
+    ]
+    for wrong, message in ((call[0][:, :, :4], "query is"), (call[0].astype(np.float16), "query is float16")):
+        with pytest.raises(InputError, match=message):
+            attention(wrong, *call[1:])
+    with pytest.raises(InputError, match="pages must be"):
+        attention(call[0], call[1][:, :-1], *call[2:])
+    with pytest.raises(InputError, match="sliding"):
+        attention(*call, sliding_window=5)
+    with pytest.raises(InputError, match="tail values"):
+        attention(*call, tail=(options["tail"][0], options["tail"][1][:, :2], options["tail"][2]))
+
+
+@pytest.fixture(scope="module")
+def cupy() -> Any:
+    module = pytest.importorskip("cupy")
+    try:
+        if module.cuda.runtime.getDeviceCount() == 0:
+            pytest.skip("no CUDA device")
+    except module.cuda.runtime.CUDARuntimeError as reason:
+        pytest.skip(f"no CUDA device: {reason}")
+    return module
+
+
+LENGTHS = [1500, 0, 131, 1, 777, 128, 129, 31]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_agrees_with_float64(cupy: Any, name: str) -> None:
+    batch = Batch(GEOMETRIES[name], LENGTHS, tails=[9, 8, 130, 20, 8, 0 if "pos" not in name else 8, 12, 33])
+    check(batch, batch.run(cupy), batch.reference(1 / math.sqrt(batch.geometry.head_dim)))
+
+
+@pytest.mark.gpu
+def test_sinks_sink_logits_scale_and_base(cupy: Any) -> None:
+    batch = Batch(Geometry(kv_heads=2), [700, 3, 0], tails=[5, 0, 0], sinks=[4, 1, 0], seed=3)
+    sink_logits = np.random.default_rng(1).standard_normal(8).astype(np.float32)
+    out, lse = batch.run(cupy, scale=0.2, sink_logits=cupy.asarray(sink_logits), lse_base="2")
+    want = batch.reference(0.2, sink_logits)
+    # Without a token the sinks' logits are all there is.
+    assert (out[2] == 0).all() and np.isfinite(want[1][2]).all()
+    out[2], want[0][2] = 1, 1
+    check(batch, (out, lse * math.log(2)), want)
+
+
+@pytest.mark.gpu
+def test_tokens_the_mask_lets_no_position_see(cupy: Any) -> None:
+    """Positions whose own tokens lie in the pages: the causal mask then cuts the last page."""
+    batch = Batch(Geometry(kv_heads=2, group=2, positions=4), [300, 4, 513])
+    check(batch, batch.run(cupy), batch.reference(1 / math.sqrt(128)))
+    check(batch, batch.run(cupy, causal=False), batch.reference(1 / math.sqrt(128), causal=False))
+
+
+@pytest.mark.gpu
+def test_real_keys_and_values_and_the_cpu(cupy: Any, real_layers: list[tuple[Array, Array]]) -> None:
+    for layer, (keys, values) in enumerate(real_layers[:3]):
+        _, heads, dim = keys.shape
+        batch = Batch(
+            Geometry(kv_heads=heads, head_dim=dim, group=3, dtype="float32", spread=3.0), [len(keys), 200], seed=layer,
+            real=(keys.astype(np.float32), values.astype(np.float32)),
+        )  # fmt: skip
+        got = batch.run(cupy)
+        check(batch, got, batch.reference(1 / math.sqrt(dim)))
+        pages = batch.codec.encode(*(x[:200].astype(np.float32) for x in (keys, values)))
+        out, lse = batch.codec.attend(batch.query[1, 0], pages)
+        assert np.linalg.norm(got[0][1, 0] - out) < 2e-3 * np.linalg.norm(out)
+        assert np.abs(got[1][1, 0] - lse).max() < 1e-2
+
+
+@pytest.mark.gpu
+def test_large_and_small_numbers(cupy: Any) -> None:
+    """Pages with exponents, and one token far larger than the others of its tile."""
+    batch = Batch(Geometry(kv_heads=2, dtype="float32"), [256])
+    rng = np.random.default_rng(5)
+    keys, values = rng.standard_normal((2, 256, 2, 128)).astype(np.float32)
+    keys *= 1e-3
+    values[:128] *= 3e4
+    values[130] *= 1e3
+    batch = Batch(Geometry(kv_heads=2, dtype="float32"), [256], real=(keys, values))
+    check(batch, batch.run(cupy), batch.reference(1 / math.sqrt(128)))
+
+
+@pytest.mark.gpu
+def test_many_short_sequences(cupy: Any) -> None:
+    batch = Batch(Geometry(kv_heads=2), [int(x) for x in np.random.default_rng(0).integers(0, 400, 150)])
+    check(batch, batch.run(cupy), batch.reference(1 / math.sqrt(128)))
+
+
+@pytest.mark.gpu
+def test_graph_replays_with_other_lengths(cupy: Any) -> None:
+    geometry = Geometry(kv_heads=2)
+    batches = [Batch(geometry, lengths, seed=i) for i, lengths in enumerate(([900, 40, 300], [20, 1200, 0]))]
+    pages = max(len(b.pool) for b in batches)
+    windows = max(b.table.shape[1] for b in batches)
+    pool = cupy.zeros((pages, batches[0].pool.shape[1]), np.uint8)
+    table, lengths = cupy.zeros((3, windows), np.int32), cupy.zeros(3, np.int32)
+    query = cupy.zeros(batches[0].query.shape, np.float16)
+    attention = device_attend.PageAttention(geometry.plan, 3, 8, dtype="float16")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    graph = None
+    for batch in batches:
+        pool[: len(batch.pool)] = cupy.asarray(batch.pool)
+        table.fill(-1)
+        table[:, : batch.table.shape[1]] = cupy.asarray(batch.table)
+        lengths[:] = cupy.asarray(np.array(batch.lengths, np.int32))
+        query[:] = cupy.asarray(batch.query.astype(np.float16))
+        cupy.cuda.Device().synchronize()
+        with stream:
+            if graph is None:
+                stream.begin_capture()
+                attention(query, pool, table, lengths)
+                graph = stream.end_capture()
+            graph.launch(stream)
+        stream.synchronize()
+        got = as_float(attention.out.get(), "float16"), attention.lse.get().astype(np.float64)
+        check(batch, got, batch.reference(1 / math.sqrt(128)))
+
+
+@pytest.mark.gpu
+def test_arguments_that_do_not_fit(cupy: Any) -> None:
+    plan = make_plan(Profile.named("2.26"), 2, 128)
+    with pytest.raises(InputError, match="multiple"):
+        device_attend.PageAttention(plan, 1, 7)
+    attention = device_attend.PageAttention(plan, 1, 8, dtype="float16")
+    arrays = (
+        cupy.zeros((1, 1, 8, 128), np.float16), cupy.zeros((1, PageLayout.of(plan).page_bytes), np.uint8),
+        cupy.zeros((1, 1), np.int32), cupy.zeros(1, np.int32),
+    )  # fmt: skip
+    with pytest.raises(InputError, match="sliding"):
+        attention(*arrays, sliding_window=5)
+    with pytest.raises(InputError, match="query is float16"):
+        attention(arrays[0][:, :, :4], *arrays[1:])
+    with pytest.raises(InputError, match="query is float32"):
+        attention(arrays[0].astype(np.float32), *arrays[1:])
+    with pytest.raises(InputError, match="contiguous"):
+        attention(cupy.zeros((1, 1, 8, 256), np.float16)[..., ::2], *arrays[1:])
+    with pytest.raises(InputError, match="pages must be"):
+        attention(arrays[0], arrays[1][:, :-1], *arrays[2:])
