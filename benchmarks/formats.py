@@ -25,7 +25,8 @@ import ml_dtypes
 import numpy as np
 from safetensors import safe_open
 
-from dquantcodec import PROFILES, Codec
+from dquantcodec import PROFILES, Codec, fit_plan
+from dquantcodec.file.groupings import plan_bytes
 from dquantcodec.rotate import random_signs, rotate, unrotate
 
 WINDOW = 128
@@ -80,9 +81,9 @@ def rotated2(key, value):
 
 def ours(profile):
     def code(key, value):
-        codec = Codec(profile, key.shape[1], key.shape[2])
+        codec = Codec(fit_plan(profile, key, value))
         pages = codec.encode(key, value)
-        return *codec.decode(pages), pages.nbytes * 8 / (2 * key.size)
+        return *codec.decode(pages), (pages.nbytes + plan_bytes(codec.plan)) * 8 / (2 * key.size)
 
     return code
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .codec import Codec, Pages
     from .errors import DeviceError, DQuantError
     from .file import Layer, create, open
+    from .fit import fit_plan
     from .profile import PROFILES, Profile, StreamProfile
 
 _HOMES = {
@@ -26,6 +27,7 @@ _HOMES = {
     "Profile": "profile",
     "StreamProfile": "profile",
     "create": "file",
+    "fit_plan": "fit",
     "open": "file",
 }
 
@@ -39,6 +41,7 @@ __all__ = [
     "Profile",
     "StreamProfile",
     "create",
+    "fit_plan",
     "open",
 ]
 

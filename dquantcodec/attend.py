@@ -3,6 +3,7 @@
 With ``k = R'(o + s m + mean)`` the logit of a query is ``o sum(q') + s (q' . m) + q' . mean`` for ``q' = R q``: one
 dot product of the rotated query with the levels, the affine pair applied once.  Values likewise: the weighted sum of
 levels is rotated back once per query, not once per token.  Partial results of pages merge by their log-sum-exp.
+Grouped streams need no rotation; the gains of their classes are multiplied into the query and out of the result.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ from numpy.typing import ArrayLike, NDArray
 
 from .arrays import as_floats, to_float32
 from .errors import InputError
+from .grouping import group_arrays
 from .kernels import kernel
 from .means import page_means
 from .page import KindFields
-from .plan import Plan
+from .plan import Plan, StreamPlan
 from .rotate import rotate, unrotate
-from .vectors import LANES, WIDTH, affine_row, dot_eight, dot_row, mix_four, mix_row
+from .vectors import LANES, WIDTH, dot_eight, dot_row, mix_four, mix_row, signed_row
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Queries float32 ``[H, R, D]``, grouped by the KV head they read (``R`` = positions times group), scaled."""
+    """Queries float32 ``[H, R, D]``, grouped by the KV head they read (``R`` = positions times group), scaled.
+
+    ``basis`` are the same in the basis of coded keys, and ``weighted`` what the levels of keys are multiplied with.
+    """
 
     query: NDArray[np.float32]
-    rotated: NDArray[np.float32]
+    basis: NDArray[np.float32]
+    weighted: NDArray[np.float32]
     shape: tuple[int, ...]
 
     @staticmethod
@@ -47,8 +53,12 @@ class Problem:
         grouped = rows.reshape(-1, plan.kv_heads, q.shape[-2] // plan.kv_heads, plan.head_dim)
         rows = np.ascontiguousarray(grouped.transpose(1, 0, 2, 3)).reshape(plan.kv_heads, -1, plan.head_dim)
         rows *= np.float32(1 / math.sqrt(plan.head_dim) if scale is None else scale)
+        if plan.key.grouping is not None:
+            gains = group_arrays(plan.key.grouping).factor.reshape(plan.kv_heads, 1, plan.head_dim)
+            return Problem(rows, rows, rows * gains, q.shape)
         rotated = rotate(np.ascontiguousarray(rows.transpose(1, 0, 2)), plan.signs)
-        return Problem(rows, np.ascontiguousarray(rotated.transpose(1, 0, 2)), q.shape)
+        basis = np.ascontiguousarray(rotated.transpose(1, 0, 2))
+        return Problem(rows, basis, basis, q.shape)
 
     def shaped(
         self, out: NDArray[np.float32], lse: NDArray[np.float32]
@@ -66,9 +76,10 @@ class Problem:
 class Levels:
     """Tiles of one kind of some pages: levels uint8 ``[tiles, n, 32]``, offset and scale float32 ``[32 * tiles]``.
 
-    Levels count from ``middle``, half way up the grid, and the offset is that of the middle: sums of signed levels
-    stay small, where sums of levels from 0 would cancel against the offset.  ``mean`` float32 ``[pages, H, D]``, or no
-    page; ``inside`` says which rows are wanted tokens; the pages' exponent is kept apart as ``factor``.
+    Levels count from ``middle`` float32 ``[n]``, half way up the grid, and the offset is that of the middle: sums of
+    signed levels stay small, where sums of levels from 0 would cancel against the offset.  ``gain`` float32 ``[n]`` is
+    that of the channels' classes; ``mean`` float32 ``[pages, H, D]``, or no page; ``inside`` says which rows are wanted
+    tokens; the pages' exponent is kept apart as ``factor``.
     """
 
     levels: NDArray[np.uint8]
@@ -77,16 +88,21 @@ class Levels:
     mean: NDArray[np.float32]
     factor: float
     inside: slice
-    middle: np.float32
+    middle: NDArray[np.float32]
+    gain: NDArray[np.float32]
 
     @staticmethod
-    def of(fields: KindFields, levels: NDArray[np.uint8], inside: slice, count: int) -> Levels:
-        offset, scale = fields.grid(count)
-        middle = np.float32((count - 1) / 2)
+    def of(fields: KindFields, levels: NDArray[np.uint8], inside: slice, stream: StreamPlan) -> Levels:
+        means, factor = page_means(fields.scale, fields.mean), 2.0**fields.exponent
+        if stream.grouping is not None:
+            arrays = group_arrays(stream.grouping)
+            scale = fields.affine[:, 0].astype(np.float32)
+            return Levels(levels, np.zeros_like(scale), scale, means, factor, inside, arrays.middle, arrays.factor)
+        offset, scale = fields.grid(stream.levels)
+        middle = np.float32((stream.levels - 1) / 2)
         offset += middle * scale
-        return Levels(
-            levels, offset, scale, page_means(fields.scale, fields.mean), 2.0**fields.exponent, inside, middle
-        )
+        one = np.ones(levels.shape[1], np.float32)
+        return Levels(levels, offset, scale, means, factor, inside, middle * one, one)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,13 +132,14 @@ class Partial:
 
 def over_levels(problem: Problem, key: Levels, value: Levels) -> Partial:
     """Attention of all queries over the tokens of some pages (of one, if values have means)."""
-    query = problem.rotated * np.float32(key.factor)
+    weighted, basis = (q.reshape(-1) * np.float32(key.factor) for q in (problem.weighted, problem.basis))
     result = Partial.empty(problem)
     attend_levels(
-        query.reshape(-1), query.shape, key.mean, key.levels.reshape(-1), key.offset, key.scale, key.middle,
+        weighted, basis, problem.query.shape, key.mean, key.levels.reshape(-1), key.offset, key.scale, key.middle,
         value.levels.reshape(-1), value.offset, value.scale, value.middle,
         key.inside.start, key.inside.stop, result.largest, result.total, result.weighted,
     )  # fmt: skip
+    result.weighted[...] *= value.gain.reshape(len(result.weighted), 1, -1)
     if len(value.mean):
         (mean,) = value.mean
         result.weighted[...] += result.total[..., None] * mean[:, None, :]
@@ -130,13 +147,12 @@ def over_levels(problem: Problem, key: Levels, value: Levels) -> Partial:
     return result
 
 
-def finish(
-    problem: Problem, partial: Partial, signs: NDArray[np.int8]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def finish(problem: Problem, partial: Partial, plan: Plan) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Output ``[H, R, D]`` in the original basis and log-sum-exp ``[H, R]``; zero and ``-inf`` without tokens."""
     total = partial.total[..., None]
-    rotated = np.divide(partial.weighted, total, out=np.zeros_like(partial.weighted), where=total > 0)
-    out = unrotate(np.ascontiguousarray(rotated.transpose(1, 0, 2)), signs).transpose(1, 0, 2)
+    out = np.divide(partial.weighted, total, out=np.zeros_like(partial.weighted), where=total > 0)
+    if plan.value.grouping is None:
+        out = unrotate(np.ascontiguousarray(out.transpose(1, 0, 2)), plan.signs).transpose(1, 0, 2)
     with np.errstate(divide="ignore"):
         return out, partial.largest + np.log(partial.total)
 
@@ -163,6 +179,7 @@ def merge_exact(
 @kernel
 def attend_levels(
     query,
+    basis,
     shape,
     key_mean,
     keys,
@@ -183,13 +200,6 @@ def attend_levels(
     heads, rows, dim = shape
     tiles = key_offset.shape[0] // LANES
     tokens = tiles * LANES
-    one, below_keys, below_values = (
-        np.empty(LANES, np.float32),
-        np.empty(LANES, np.float32),
-        np.empty(LANES, np.float32),
-    )
-    for lane in range(LANES):
-        one[lane], below_keys[lane], below_values[lane] = np.float32(1), -key_middle, -value_middle
     columns = np.empty(dim * LANES, np.float32)
     logits = np.empty(rows * tokens, np.float32)
     # Weighted values of every eighth token apart: one vector a channel, added up at the end.
@@ -201,7 +211,7 @@ def attend_levels(
         for tile in range(tiles):
             at = (tile * heads + h) * dim * LANES
             for d in range(dim):
-                affine_row(keys, at + d * LANES, below_keys, one, 0, columns, d * LANES)
+                signed_row(keys, at + d * LANES, key_middle[h * dim + d], columns, d * LANES)
             for r in range(rows):
                 q, first = (h * rows + r) * dim, tile * LANES
                 to = r * tokens + first
@@ -212,9 +222,9 @@ def attend_levels(
                 every = np.float64(0)
                 bias = np.float64(0)
                 for d in range(dim):
-                    every += query[q + d]
+                    every += basis[q + d]
                     if key_mean.shape[0] > 0:
-                        bias += query[q + d] * key_mean[tile * key_mean.shape[0] // tiles, h, d]
+                        bias += basis[q + d] * key_mean[tile * key_mean.shape[0] // tiles, h, d]
                 for lane in range(LANES):
                     t = first + lane
                     logits[to + lane] = (
@@ -244,7 +254,7 @@ def attend_levels(
         for tile in range(tiles):
             at = (tile * heads + h) * dim * LANES
             for d in range(dim):
-                affine_row(values, at + d * LANES, below_values, one, 0, columns, d * LANES)
+                signed_row(values, at + d * LANES, value_middle[h * dim + d], columns, d * LANES)
             for r in range(rows):
                 weights, to = r * tokens + tile * LANES, r * dim * WIDTH
                 for d in range(0, fours, 4):

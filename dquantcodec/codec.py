@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from . import attend, encode, grid
+from . import attend, encode, grid, group_prefix
 from .arrays import as_tensor, check_dtype, check_finite, store_float32, to_float32
 from .coders import CODERS
 from .errors import ChecksumError, FormatError, InputError
+from .group_grid import nearest_levels
 from .letters import by_token, letter_table
 from .page import KINDS, KindFields, PageLayout, page_exponents, read_kind, write_page
 from .plan import Plan, StreamPlan, make_plan
@@ -167,7 +168,7 @@ class Codec:
         return out
 
     def symbols(self, pages: Pages, kind: str) -> NDArray[np.uint8]:
-        """The decoded symbols uint8 ``[T, n]`` of ``kind``."""
+        """The decoded symbols uint8 ``[T, n]`` of ``kind``, counted from the lowest level of the grid or class."""
         out = np.empty((self._checked(pages, kind).tokens, self.plan.values), np.uint8)
         for part in self._parts(pages, 0, pages.tokens):
             _, levels = self._levels(pages, kind, part)
@@ -216,8 +217,10 @@ class Codec:
             for first in range(0, pages.tokens, plan.window):
                 part = slice(first, min(first + plan.window, pages.tokens))
                 position = encode.prepare(to_float32(tensor[part]), plan, stream).position
-                nearest = (position + grid.ONE // 2 - 1) // grid.ONE  # ties to the lower level, as drift has it
-                nearest = nearest.clip(0, stream.levels - 1)
+                if stream.grouping is None:
+                    nearest = grid.nearest_levels(position, stream.levels)
+                else:
+                    nearest = nearest_levels(position, stream.grouping)
                 moved += int((nearest != coded[part]).sum())
             shares.append(moved / max(1, coded.size))
         return shares[0], shares[1]
@@ -246,14 +249,14 @@ class Codec:
             decoded = []
             for kind in KINDS:
                 fields, levels = self._levels(pages, kind, part)
-                decoded.append(attend.Levels.of(fields, levels, part.inside, getattr(plan, kind).levels))
+                decoded.append(attend.Levels.of(fields, levels, part.inside, getattr(plan, kind)))
             return attend.over_levels(problem, *decoded)
 
         partial = attend.Partial.empty(problem)
         parts = self._parts(pages, 0, pages.tokens, most=1 if plan.value.mean else 4 * self._group)
         for other in self._map(attend_part, parts):
             partial = partial.merge(other)
-        result, sums = attend.finish(problem, partial, plan.signs)
+        result, sums = attend.finish(problem, partial, plan)
         if exact is not None:
             rows = [as_tensor(a, kind, plan.kv_heads, plan.head_dim) for a, kind in zip(exact, KINDS)]
             if len(rows[0]) != len(rows[1]):
@@ -354,6 +357,9 @@ def decode_levels(
     fields: KindFields, plan: Plan, stream: StreamPlan, strict: bool = False
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Levels uint8 ``[tiles, n, 32]`` and, one row per token, statuses uint8 ``[32 * tiles, S]``."""
+    if stream.grouping is not None:
+        levels, status = group_prefix.decode_levels(fields.words, stream, strict)
+        return levels, by_token(status)
     letters = plan.kv_heads // stream.substreams * letter_table(stream, plan.head_dim).per_head
     levels, status = CODERS[stream.coder].decode_levels(fields.words, stream, plan.head_dim, letters, strict)
     return levels, by_token(status)

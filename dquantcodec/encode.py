@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import drift, grid, means
+from . import drift, grid, group_prefix, means
 from .coders import CODERS
+from .group_drift import drift_grouped
+from .group_grid import fit_scale, grouped_positions, grouped_scale
 from .letters import pack
 from .page import KindFields
 from .plan import Plan, StreamPlan, budget
@@ -28,7 +31,7 @@ class Prepared:
     exponents, mean_scales, means
         One entry a page; the latter two empty for kinds without means.
     offset, scale, position
-        FP16 ``[T]``, FP16 ``[T]`` and int32 ``[T, n]``.
+        FP16 ``[T]``, FP16 ``[T]`` and int32 ``[T, n]``; of a grouped stream ``[T, rows * 8]``, in coded order.
     """
 
     exponents: list[int]
@@ -58,12 +61,15 @@ def page_exponent(largest: float) -> int:
 
 
 def prepare(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Prepared:
-    """Rotation, mean removal and grid of finite values ``x`` float32 ``[T, H, D]`` that begin with a page."""
+    """Rotation, mean removal and grid of finite values ``x`` float32 ``[T, H, D]`` that begin with a page.
+
+    Grouped streams are not rotated.
+    """
     pages = [slice(first, first + plan.window) for first in range(0, len(x), plan.window)]
     exponents = [page_exponent(max(float(x[page].max()), -float(x[page].min()))) for page in pages]
     if any(exponents):
         x = np.concatenate([np.ldexp(x[page], -exponent) for page, exponent in zip(pages, exponents)])
-    x = rotate(x, plan.signs)
+    x = rotate(x, plan.signs) if stream.grouping is None else x.copy()
     mean_scales, page_means = [], []
     if stream.mean:
         for page in pages:
@@ -79,6 +85,9 @@ def lay_grid(
     x: NDArray[np.float32], stream: StreamPlan
 ) -> tuple[NDArray[np.float16], NDArray[np.float16], NDArray[np.int32]]:
     """Offset, scale and positions of streams float32 ``[T, n]`` by the plan's rule; a mid-tread grid's offset is 0."""
+    if stream.grouping is not None:
+        scale = grouped_scale(x, stream.step, stream.grouping)
+        return np.zeros_like(scale), scale, grouped_positions(x, scale, stream.grouping)
     if stream.grid == "mid-tread":
         scale = grid.mid_tread_scale(x, stream.step, stream.levels)
         return np.zeros_like(scale), scale, grid.mid_tread_positions(x, scale, stream.levels)
@@ -99,10 +108,9 @@ def fit_grid(
     return np.stack(grid.refit(position, symbols, offset, scale), axis=1)
 
 
-def encode_pages(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Iterator[KindFields]:
-    """The fields of one kind of every page of ``x`` (finite, float32 ``[T, H, D]``, beginning with a page)."""
-    prepared = prepare(x, plan, stream)
-    tokens = len(x)
+def code_letters(prepared: Prepared, plan: Plan, stream: StreamPlan) -> tuple[NDArray[Any], NDArray[np.float16]]:
+    """Tile words and affine numbers ``[T, 1 or 2]`` of rotated streams: drift, letters, coder, refit."""
+    tokens = len(prepared.position)
     coder = CODERS[stream.coder]
     symbols, _ = drift.drift(prepared.position, stream, plan.head_dim)
     letters = pack(symbols, stream, plan.head_dim).reshape(tokens, stream.substreams, -1)
@@ -119,8 +127,25 @@ def encode_pages(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Iter
             letters[tight] = pack(symbols[tight], stream, plan.head_dim).reshape(len(tight), stream.substreams, -1)
             over = coder.encode(letters[tight], stream)[1] > stream.words
         words, _ = coder.encode(letters, stream)
+    return words, fit_grid(prepared.position, symbols, prepared.offset, prepared.scale, stream)
+
+
+def code_groups(prepared: Prepared, plan: Plan, stream: StreamPlan) -> tuple[NDArray[Any], NDArray[np.float16]]:
+    """The same of grouped streams, whose scale is fitted alone."""
+    assert stream.grouping is not None
+    letters, levels, _ = drift_grouped(prepared.position, stream)
+    fitted = fit_scale(prepared.position, levels, prepared.scale, stream.grouping, stream.gain == "unbiased")
+    return group_prefix.encode(letters, stream), fitted[:, None]
+
+
+def encode_pages(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Iterator[KindFields]:
+    """The fields of one kind of every page of ``x`` (finite, float32 ``[T, H, D]``, beginning with a page)."""
+    tokens = len(x)
+    prepared = prepare(x, plan, stream)
+    code = code_letters if stream.grouping is None else code_groups
+    words, fitted = code(prepared, plan, stream)
     affine = np.zeros((len(words) * TILE, stream.affine), np.float16)
-    affine[:tokens] = fit_grid(prepared.position, symbols, prepared.offset, prepared.scale, stream)
+    affine[:tokens] = fitted
     tiles = plan.window // TILE
     for page, exponent in enumerate(prepared.exponents):
         yield KindFields(

@@ -87,6 +87,11 @@ def _positions(
     return out
 
 
+def nearest_levels(position: NDArray[np.int32], levels: int) -> NDArray[np.uint8]:
+    """The levels nearest to positions; ties to the lower level, as drift has it."""
+    return ((position + ONE // 2 - 1) // ONE).clip(0, levels - 1).astype(np.uint8)
+
+
 def refit(
     position: NDArray[np.int32],
     symbols: NDArray[np.uint8],

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from . import tables
 from .errors import CapacityError, LimitError
+from .grouping import Grouping
 from .profile import Profile, StreamProfile
 
 MAX_HEADS = 1024
@@ -29,6 +30,10 @@ class StreamPlan:
     has ``frequencies[letter]`` of the ``2**precision`` slots, none zero; for ``prefix`` every one is a power of two.
     ``words`` counts words of one sub-stream's container.  ``grid`` is ``"min-max"`` or ``"mid-tread"``; ``step`` (in
     root mean squares) and ``gain`` tell an encoder how to lay a mid-tread grid, decoders do without.
+
+    With a ``grouping`` channels keep their own variance instead of being rotated, and the letters are the grouping's:
+    ``frequencies`` is empty, ``levels`` counts those of the widest class, ``letter`` is 0 and ``precision`` the longest
+    code's.
     """
 
     coder: str
@@ -42,6 +47,7 @@ class StreamPlan:
     grid: str = "min-max"
     step: float = 0.0
     gain: str = "least-squares"
+    grouping: Grouping | None = None
 
     @property
     def affine(self) -> int:
@@ -56,6 +62,24 @@ class StreamPlan:
     def container(self) -> int:
         """Container bytes of one token over all its sub-streams."""
         return self.substreams * self.words * self.word_bytes
+
+
+def grouped(words: int, substreams: int, mean: bool, step: float, gain: str, grouping: Grouping) -> StreamPlan:
+    """The plan of a grouped stream; what rotated streams need is empty."""
+    return StreamPlan(
+        coder="prefix",
+        levels=max(len(levels.weights) for levels in grouping.classes),
+        letter=0,
+        precision=max(table.precision for table in grouping.tables),
+        words=words,
+        substreams=substreams,
+        mean=mean,
+        frequencies=np.zeros(0, np.uint16),
+        grid="mid-tread",
+        step=step,
+        gain=gain,
+        grouping=grouping,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,15 +150,21 @@ def _stream_plan(kind: str, profile: StreamProfile, kv_heads: int, head_dim: int
         gain=profile.gain,
     )
     plan.frequencies.setflags(write=False)
-    needed = least_words(plan, kv_heads // substreams * -(-head_dim // plan.letter))
+    check_capacity(kind, plan, kv_heads, head_dim)
+    return plan
+
+
+def check_capacity(kind: str, plan: StreamPlan, kv_heads: int, head_dim: int) -> None:
+    """Raise :class:`CapacityError` unless the container of a rotated stream holds the cheapest letters."""
+    needed = least_words(plan, kv_heads // plan.substreams * -(-head_dim // plan.letter))
     if needed > plan.words:
         raise CapacityError(
-            f"a {kind} container of {plan.words * plan.word_bytes} bytes cannot hold {values} values: "
-            f"the cheapest letters alone take {needed * plan.word_bytes}; give a larger container or fewer levels",
+            f"a {kind} container of {plan.words * plan.word_bytes} bytes cannot hold "
+            f"{kv_heads * head_dim // plan.substreams} values: the cheapest letters alone take "
+            f"{needed * plan.word_bytes}; give a larger container or fewer levels",
             code="capacity-container",
             kind=kind,
         )
-    return plan
 
 
 def least_words(plan: StreamPlan, letters: int) -> int:

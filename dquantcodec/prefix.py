@@ -46,22 +46,26 @@ class PrefixTable:
 
 @lru_cache(maxsize=64)
 def prefix_table(plan: StreamPlan) -> PrefixTable:
-    p = plan.precision
     fields = letter_table(plan, plan.letter).fields
-    lengths = code_lengths(plan.frequencies, p).astype(int)
-    order = np.lexsort((np.arange(len(lengths)), lengths))
+    return PrefixTable(*canonical(code_lengths(plan.frequencies, plan.precision), plan.precision, fields))
+
+
+def canonical(
+    lengths: NDArray[np.uint8], precision: int, fields: NDArray[Any]
+) -> tuple[NDArray[np.uint32], NDArray[np.uint16]]:
+    """Codes by letter and a window by the next ``precision`` bits, as in :class:`PrefixTable`, of a complete code."""
     codes = np.zeros(len(lengths), np.uint32)
-    window = np.zeros(1 << p, np.uint16)
+    window = np.zeros(1 << precision, np.uint16)
     following = 0
-    for letter in order:
+    for letter in np.lexsort((np.arange(len(lengths)), lengths)):
         length = int(lengths[letter])
         # `following` counts in units of 2**-p, so its top `length` bits are the canonical code.
-        code = following >> (p - length)
+        code = following >> (precision - length)
         reversed_code = int(f"{code:0{length}b}"[::-1], 2)
         codes[letter] = length << 16 | reversed_code
         window[reversed_code :: 1 << length] = int(fields[letter]) << LENGTH_BITS | length
-        following += 1 << (p - length)
-    return PrefixTable(codes, window)
+        following += 1 << (precision - length)
+    return codes, window
 
 
 def encode(letters: NDArray[np.uint16], plan: StreamPlan) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
@@ -157,18 +161,35 @@ def load_streams(words, first, capacity, streams, stride):
             streams[lane * stride + row] = words[first + row * LANES + lane]
 
 
+@inlined
+def stream_status(streams, first, bit, capacity, strict):
+    """The status of a stream of ``capacity`` words whose last code ended at ``bit``."""
+    if bit > 32 * capacity:
+        return OVERRUN
+    if strict:
+        if streams[first] & np.uint32(1):
+            return PADDING
+        if bit & 31 and streams[first + (bit >> 5)] >> np.uint32(bit & 31):
+            return PADDING
+        for word in range((bit + 31) >> 5, capacity):
+            if streams[first + word] != 0:
+                return PADDING
+    return 0
+
+
 def _take(count: int) -> Callable[..., Any]:
     @intrinsic
-    def take(_context: Any, stream: Any, ends: Any, window: Any, mask: Any, entries: Any, place: Any) -> Any:
+    def take(_context: Any, stream: Any, ends: Any, window: Any, base: Any, mask: Any, entries: Any, place: Any) -> Any:
         """``count`` letters of eight lanes in lockstep, which hides the latency of the table.
 
-        ``ends`` uint64 ``[8]`` says at which bit of ``stream`` uint8 a lane has arrived; entries go to ``place``, and
-        those of the next letter to the next row.
+        ``ends`` uint64 ``[8]`` says at which bit of ``stream`` uint8 a lane has arrived; entries, from the table that
+        begins at ``base`` of ``window``, go to ``place``, and those of the next letter to the next row.
         """
 
         def generate(*call: Any) -> Any:
             step = Step(*call)
-            build, mask, place = step.builder, step.arguments[3], step.arguments[5]
+            build = step.builder
+            _, _, _, base, mask, _, place = step.arguments
             lanes = range(LOCKSTEP)
             place_of = [ir.Constant(_I64, lane) for lane in lanes]
             ends = [step.scalar(1, place_of[lane]) for lane in lanes]
@@ -178,15 +199,16 @@ def _take(count: int) -> Callable[..., Any]:
             ]
             for k in range(count):
                 for lane in lanes:
-                    entry = step.scalar(2, build.and_(bits[lane], mask))
-                    step.store(entry, 4, step.offset(place, LANES * k + lane))
+                    entry = step.scalar(2, build.add(base, build.and_(bits[lane], mask)))
+                    step.store(entry, 5, step.offset(place, LANES * k + lane))
                     length = build.and_(build.zext(entry, _I64), ir.Constant(_I64, (1 << LENGTH_BITS) - 1))
                     bits[lane], ends[lane] = build.lshr(bits[lane], length), build.add(ends[lane], length)
             for lane in lanes:
                 step.store(ends[lane], 1, place_of[lane])
             return step.context.get_dummy_value()
 
-        return types.void(stream, ends, window, types.int64, entries, types.int64), generate
+        i64 = types.int64
+        return types.void(stream, ends, window, i64, i64, entries, i64), generate
 
     return take
 
@@ -227,24 +249,11 @@ def decode_tiles(
                 for k in range(LOCKSTEP):
                     ends[k] = np.uint64(32 * stride * (lane + k) + 1)
                 for i in range(0, fours, 4):
-                    take_four(stream, ends, window, mask, entries, i * lanes + lane)
+                    take_four(stream, ends, window, 0, mask, entries, i * lanes + lane)
                 for i in range(fours, letters):
-                    take_one(stream, ends, window, mask, entries, i * lanes + lane)
+                    take_one(stream, ends, window, 0, mask, entries, i * lanes + lane)
                 for k in range(LOCKSTEP):
                     used[lane + k] = np.int64(ends[k]) - 32 * stride * (lane + k)
             spread_fields(entries, 4, field_bits, letter, head_dim, levels, (tile * substreams + j) * size)
             for lane in range(lanes):
-                bit = used[lane]
-                at = lane * stride
-                state = 0
-                if strict and bit <= 32 * capacity:
-                    if streams[at] & np.uint32(1):
-                        state = PADDING
-                    if bit & 31 and streams[at + (bit >> 5)] >> np.uint32(bit & 31):
-                        state = PADDING
-                    for word in range((bit + 31) >> 5, capacity):
-                        if streams[at + word] != 0:
-                            state = PADDING
-                if bit > 32 * capacity:
-                    state = OVERRUN
-                status[tile, j, lane] = state
+                status[tile, j, lane] = stream_status(streams, lane * stride, used[lane], capacity, strict)

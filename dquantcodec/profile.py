@@ -21,6 +21,38 @@ MAX_SINKS = 4096
 CODERS = ("rans", "prefix")
 GRIDS = ("min-max", "mid-tread")
 GAINS = ("least-squares", "unbiased")
+SOURCES = ("normal", "student")
+
+
+@dataclass(frozen=True)
+class ClassRule:
+    """How channels are sorted into variance classes when a plan is fitted to data (:func:`dquantcodec.fit_plan`).
+
+    source
+        Distribution of a channel: ``"student"`` (8 degrees of freedom, for keys) or ``"normal"``.
+    field_bits
+        Most bits of a letter's fields together, 4 to 12: more bits make fewer letters, which GPUs decode one by one,
+        with longer tables.
+    precision
+        Longest code of any table, 9 to 14.
+    table_bytes
+        What a decoder's tables of one kind and layer may take, two bytes for each of ``2**p`` entries.
+    """
+
+    source: str = "student"
+    field_bits: int = 10
+    precision: int = 12
+    table_bytes: int = 24 << 10
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise InputError(f"source must be one of {SOURCES}, not {self.source!r}", code="profile-classes")
+        if not (4 <= self.field_bits <= 12 and 9 <= self.precision <= 14 and self.table_bytes >= 2 << self.precision):
+            raise InputError(
+                "field_bits are 4 to 12, precision 9 to 14 and table_bytes enough for one table, not "
+                f"{self.field_bits}, {self.precision} and {self.table_bytes}",
+                code="profile-classes",
+            )
 
 
 @dataclass(frozen=True)
@@ -50,6 +82,8 @@ class StreamProfile:
     gain
         Of a mid-tread grid, how the scale is fitted to the final symbols: ``"least-squares"``, or ``"unbiased"``,
         better for values, whose errors average out in attention while shrinkage does not.
+    classes
+        Variance classes instead of the rotation, once a plan is fitted to data; a plan made without data rotates.
     """
 
     levels: int
@@ -63,6 +97,7 @@ class StreamProfile:
     step: float = 0.0
     weights: tuple[int, ...] = ()
     gain: str = "least-squares"
+    classes: ClassRule | None = None
 
     def __post_init__(self) -> None:
         if not 2 <= self.levels <= 64:
@@ -87,6 +122,8 @@ class StreamProfile:
             )
         if not mid_tread and (self.step or self.weights or self.gain != GAINS[0]):
             raise InputError("step, weights and gain belong to a mid-tread grid", code="profile-grid")
+        if self.classes and not (mid_tread and self.coder == "prefix"):
+            raise InputError("classes need a mid-tread grid and the prefix coder", code="profile-classes")
         if any(weight < 1 for weight in self.weights):
             raise InputError("weights of levels are positive integers", code="profile-grid")
         if not 4 <= self.container <= 65535:
@@ -170,10 +207,11 @@ def _named(name: str, key: StreamProfile, value: StreamProfile, substreams: int,
 def _mid_tread(
     levels: int, container: int, precision: int, letter: int, step: float, half: tuple[int, ...], gain: str
 ) -> StreamProfile:
-    """A stream on a mid-tread grid; ``half`` the weights from the middle level up."""
+    """A stream on a mid-tread grid, in classes once it is fitted; ``half`` the weights from the middle level up."""
+    classes = ClassRule("normal" if gain == "unbiased" else "student")
     return StreamProfile(
         levels, container, precision=precision, letter=letter, grid="mid-tread", step=step,
-        weights=(*half[:0:-1], *half), gain=gain,
+        weights=(*half[:0:-1], *half), gain=gain, classes=classes,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,20 +86,39 @@ def frequencies(weights: list[int], precision: int) -> NDArray[np.uint16]:
 def prefix_frequencies(weights: list[int], precision: int) -> NDArray[np.uint16]:
     """Frequencies ``2**(precision - length)`` of the best prefix code with no length above ``precision``.
 
-    Package-merge (Larmore and Hirschberg 1990); the code is complete, so the frequencies sum to ``2**precision``.
+    The code is complete, so the frequencies sum to ``2**precision``.
+    """
+    lengths = package_merge(np.array(weights, object), precision)
+    return (1 << (precision - lengths.astype(np.int64))).astype(np.uint16)
+
+
+def package_merge(weights: NDArray[Any], longest: int) -> NDArray[np.uint8]:
+    """Code lengths, at most ``longest``, of the best prefix code for integer ``weights`` (Larmore and Hirschberg 1990).
+
+    Lists are in order of weight; among equals the lower letter and a letter before a package.  int64 weights must sum
+    to less than ``2**63 / longest``; arrays of Python integers may be any size.
     """
     count = len(weights)
-    order = sorted(range(count), key=lambda i: (weights[i], i))
-    leaves: list[tuple[int, tuple[int, ...]]] = [(weights[i], (i,)) for i in order]
+    order = np.argsort(weights, kind="stable")
+    leaves = weights[order]
     packages = leaves
-    for _ in range(precision - 1):
-        pairs = [(a[0] + b[0], a[1] + b[1]) for a, b in zip(packages[0::2], packages[1::2], strict=False)]
-        packages = sorted(leaves + pairs, key=lambda item: item[0])
-    lengths = [0] * count
-    for _, members in packages[: 2 * count - 2]:
-        for i in members:
-            lengths[i] += 1
-    return np.array([1 << (precision - length) for length in lengths], np.uint16)
+    leaf_in = [np.ones(count, np.bool_)]
+    for _ in range(longest - 1):
+        even = len(packages) // 2 * 2
+        merged = np.concatenate([leaves, packages[0:even:2] + packages[1:even:2]])
+        place = np.argsort(merged, kind="stable")
+        packages = merged[place]
+        leaf_in.append(place < count)
+    lengths = np.zeros(count, np.uint8)
+    # The first 2n - 2 of the last list; every package among them stands for two of the list before.
+    taken = 2 * count - 2
+    for leaf in reversed(leaf_in):
+        found = int(leaf[:taken].sum())
+        lengths[:found] += 1
+        taken = 2 * (taken - found)
+    result = np.empty_like(lengths)
+    result[order] = lengths
+    return result
 
 
 def code_lengths(table: NDArray[np.uint16], precision: int) -> NDArray[np.uint8]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 #: Lanes of a row; the same as the tokens of a tile.
@@ -226,6 +227,93 @@ def copy_row(_context: Any, rows: Any, at: Any, out: Any, to: Any) -> Any:
 
     i64 = types.int64
     return types.void(rows, i64, out, i64), generate
+
+
+@intrinsic
+def fill_row(_context: Any, value: Any, out: Any, to: Any) -> Any:
+    """``out[to + i] = value`` for a row; uint8."""
+
+    def generate(*call: Any) -> Any:
+        step = Step(*call)
+        value, _, to = step.arguments
+        step.store(step.splat(step.builder.trunc(value, ir.IntType(8)), LANES), 1, to)
+        return step.context.get_dummy_value()
+
+    return types.void(types.int64, out, types.int64), generate
+
+
+@intrinsic
+def signed_row(_context: Any, levels: Any, at: Any, middle: Any, out: Any, to: Any) -> Any:
+    """``out[to + i] = levels[at + i] - middle`` for a row; uint8 to float32."""
+
+    def generate(*call: Any) -> Any:
+        step = Step(*call)
+        _, at, middle, _, to = step.arguments
+        middle = step.splat(middle, WIDTH)
+        for lane in range(0, LANES, WIDTH):
+            level = step.builder.uitofp(step.load(0, step.offset(at, lane), WIDTH), step.vector(3, WIDTH))
+            step.store(step.builder.fsub(level, middle), 3, step.offset(to, lane))
+        return step.context.get_dummy_value()
+
+    return types.void(levels, types.int64, types.float32, out, types.int64), generate
+
+
+@intrinsic
+def level_row(
+    _context: Any, levels: Any, at: Any, middle: Any, factor: Any, scale: Any, first: Any, out: Any, to: Any
+) -> Any:
+    """``out[to + i] = (levels[at + i] - middle) * factor * scale[first + i]`` for a row; uint8 to float32."""
+
+    def generate(*call: Any) -> Any:
+        step = Step(*call)
+        build = step.builder
+        _, at, middle, factor, _, first, _, to = step.arguments
+        middle, factor = step.splat(middle, WIDTH), step.splat(factor, WIDTH)
+        for lane in range(0, LANES, WIDTH):
+            level = build.uitofp(step.load(0, step.offset(at, lane), WIDTH), step.vector(6, WIDTH))
+            value = build.fmul(build.fsub(level, middle), factor)
+            value = build.fmul(value, step.load(4, step.offset(first, lane), WIDTH))
+            step.store(value, 6, step.offset(to, lane))
+        return step.context.get_dummy_value()
+
+    i64, f32 = types.int64, types.float32
+    return types.void(levels, i64, f32, f32, scale, i64, out, i64), generate
+
+
+@intrinsic
+def add_field(
+    _context: Any, position: Any, at: Any, limits: Any, first: Any, most: Any, stride: Any, level: Any, number: Any
+) -> Any:
+    """The levels of eight positions, from ``at`` on, and what they add to eight letters' numbers.
+
+    A level counts the ``limits``, ``most`` of them from ``first`` on, that the magnitude of a position exceeds, and has
+    its sign; it goes to ``level`` int8 from ``at`` on, and ``stride * (level + most)`` is added to ``number`` int32.
+    """
+
+    def generate(*call: Any) -> Any:
+        step = Step(*call)
+        build = step.builder
+        _, at, _, first, most, stride, _, _ = step.arguments
+        value = step.load(0, at, WIDTH)
+        zero = ir.Constant(value.type, [0] * WIDTH)
+        negative = build.icmp_signed("<", value, zero)
+        magnitude = build.select(negative, build.sub(zero, value), value)
+        count = cgutils.alloca_once_value(build, zero)
+        with cgutils.for_range(build, most, intp=_I64) as loop:
+            limit = step.splat(step.scalar(2, build.add(first, loop.index)), WIDTH)
+            passed = build.sext(build.icmp_signed(">", magnitude, limit), value.type)
+            build.store(build.sub(build.load(count), passed), count)
+        found = build.load(count)
+        found = build.select(negative, build.sub(zero, found), found)
+        step.store(build.trunc(found, ir.VectorType(ir.IntType(8), WIDTH)), 6, at)
+        stride, most = (step.splat(build.trunc(x, _I32), WIDTH) for x in (stride, most))
+        origin = ir.Constant(_I64, 0)
+        total = build.add(step.load(7, origin, WIDTH), build.mul(build.add(found, most), stride))
+        step.store(total, 7, origin)
+        return step.context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(position, i64, limits, i64, i64, i64, level, number), generate
 
 
 def _butterfly(radix: int) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 Numba compiles one kernel at a time, so a first command would spend its cores one after another.  Each process here
 compiles a part of the kernels into the shared cache (:mod:`dquantcodec.kernels`), by running a stage on a few numbers.
 
-    python -m dquantcodec.warm prefix rotate decode
+    python -m dquantcodec.warm grouped prepare decode
 """
 
 from __future__ import annotations
@@ -12,15 +12,22 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 
-from .plan import Plan, make_plan
-from .profile import Profile
+from .plan import Plan, grouped, make_plan
+from .profile import Profile, StreamProfile
 
 #: What encoding, decoding and measuring drift need, cut into parts that take about as long to compile.
-ENCODE = ("rotate", "drift")
+ENCODE = ("prepare", "drift")
 DECODE = ("decode",)
 
 
-def missing(parts: Iterable[str], coder: str) -> list[str]:
+def path_of(profile: Profile | Plan) -> str:
+    """The kernels that a profile's or plan's keys go through, as the other functions here name them."""
+    stream = profile.key
+    grouped = stream.classes if isinstance(stream, StreamProfile) else stream.grouping
+    return "grouped" if grouped else stream.coder
+
+
+def missing(parts: Iterable[str], path: str) -> list[str]:
     """The parts that no process has compiled into the cache yet; none where the cache cannot be written."""
     from .kernels import cache_directory
 
@@ -29,12 +36,12 @@ def missing(parts: Iterable[str], coder: str) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return []
-    return [part for part in parts if not (folder / f"{part}-{coder}.done").exists()]
+    return [part for part in parts if not (folder / f"{part}-{path}.done").exists()]
 
 
-def compile_parts(parts: Iterable[str], coder: str) -> None:
-    """Compile ``parts`` for ``coder``, one process each.  A part that fails is compiled on first use instead."""
-    command = [sys.executable, "-m", "dquantcodec.warm", coder]
+def compile_parts(parts: Iterable[str], path: str) -> None:
+    """Compile ``parts`` for ``path``, one process each.  A part that fails is compiled on first use instead."""
+    command = [sys.executable, "-m", "dquantcodec.warm", path]
     quiet = subprocess.DEVNULL
     processes = [subprocess.Popen([*command, part], stdout=quiet, stderr=quiet) for part in parts]
     for process in processes:
@@ -44,13 +51,13 @@ def compile_parts(parts: Iterable[str], coder: str) -> None:
 def main(arguments: list[str]) -> None:
     from .kernels import cache_directory
 
-    coder, *parts = arguments
+    path, *parts = arguments
     for part in parts:
-        STAGES[part](coder)
-        (cache_directory() / f"{part}-{coder}.done").touch()
+        STAGES[part](path)
+        (cache_directory() / f"{part}-{path}.done").touch()
 
 
-def _rotate(coder: str) -> None:
+def _prepare(path: str) -> None:
     import numpy as np
 
     from . import means
@@ -58,28 +65,38 @@ def _rotate(coder: str) -> None:
     from .encode import fit_grid, lay_grid
     from .rotate import random_signs, rotate
 
-    x = rotate(to_float32(np.ones((33, 2, 8), np.float16)), random_signs(2, 8))
+    x = to_float32(np.ones((33, 2, 8), np.float16))
+    if path == "grouped":
+        means.window_means(x)
+        lay_grid(x.reshape(33, -1), _grouped_plan().key)
+        return
+    x = rotate(x, random_signs(2, 8))
     means.window_means(x)
-    flat = x.reshape(33, -1)
-    # The named profiles of a coder share a grid; another grid's kernels are compiled on first use.
-    stream = _plan(coder).key
-    offset, scale, position = lay_grid(flat, stream)
+    # The named profiles of a path share a grid; another grid's kernels are compiled on first use.
+    stream = _plan(path).key
+    offset, scale, position = lay_grid(x.reshape(33, -1), stream)
     fit_grid(position, np.zeros(position.shape, np.uint8), offset, scale, stream)
 
 
-def _drift(coder: str) -> None:
+def _drift(path: str) -> None:
     import numpy as np
 
     from . import drift, letters
     from .coders import CODERS
+    from .encode import Prepared, code_groups
 
-    plan = _plan(coder)
+    if path == "grouped":
+        plan = _grouped_plan()
+        scale = np.ones(33, np.float16)
+        code_groups(Prepared([0], [], [], scale, scale, np.zeros((33, 16), np.int32)), plan, plan.key)
+        return
+    plan = _plan(path)
     symbols, _ = drift.drift(np.zeros((33, plan.values), np.int32), plan.key, plan.head_dim)
     packed = letters.pack(symbols, plan.key, plan.head_dim).reshape(33, plan.key.substreams, -1)
-    CODERS[coder].encode(packed, plan.key)
+    CODERS[path].encode(packed, plan.key)
 
 
-def _decode(coder: str) -> None:
+def _decode(path: str) -> None:
     import numpy as np
 
     from .arrays import BFLOAT16, store_float32
@@ -87,7 +104,7 @@ def _decode(coder: str) -> None:
     from .page import PageLayout, read_kind
     from .reconstruct import reconstruct
 
-    plan = _plan(coder)
+    plan = _grouped_plan() if path == "grouped" else _plan(path)
     page = np.zeros(PageLayout.of(plan).page_bytes, np.uint8)
     fields = read_kind(page[None], plan, "key", slice(0, 1))
     levels, _ = decode_levels(fields, plan, plan.key)
@@ -96,30 +113,42 @@ def _decode(coder: str) -> None:
         store_float32(x, np.empty(x.shape, dtype))
 
 
-def _attend(_coder: str) -> None:
+def _attend(_path: str) -> None:
     import numpy as np
 
     from .attend import Levels, Problem, over_levels
 
     query = np.ones((2, 1, 8), np.float32)
     levels = np.zeros((1, 16, 32), np.uint8)
-    part = Levels(
-        levels,
-        np.zeros(32, np.float32),
-        np.zeros(32, np.float32),
-        np.zeros((0, 1, 1), np.float32),
-        1.0,
-        slice(0, 1),
-        np.float32(0),
-    )
-    over_levels(Problem(query, query, (2, 8)), part, part)
+    nothing, one = np.zeros(32, np.float32), np.ones(16, np.float32)
+    part = Levels(levels, nothing, nothing, np.zeros((0, 1, 1), np.float32), 1.0, slice(0, 1), one, one)
+    over_levels(Problem(query, query, query, (2, 8)), part, part)
 
 
 def _plan(coder: str) -> Plan:
     return make_plan(Profile.named("paper-2.26" if coder == "rans" else "2.26"), 2, 64)
 
 
-STAGES: dict[str, Callable[[str], None]] = {"rotate": _rotate, "drift": _drift, "decode": _decode, "attend": _attend}
+def _grouped_plan() -> Plan:
+    """Two heads of eight channels, all of one class; fitting one would need kernels of its own."""
+    import numpy as np
+
+    from .grouping import Grouping, Levels, Table
+
+    grouping = Grouping(
+        head_dim=8,
+        classes=(Levels((1, 16382, 1), 256),),
+        tables=(Table((0,), 8),),
+        letters=(8,),
+        fields=(1,),
+        choice=np.zeros((2, 1), np.uint8),
+        order=np.arange(16, dtype=np.uint16).reshape(2, 8),
+    )
+    stream = grouped(8, 1, True, 1.0, "least-squares", grouping)
+    return Plan(2, 8, 128, np.ones((2, 8), np.int8), stream, stream)
+
+
+STAGES: dict[str, Callable[[str], None]] = {"prepare": _prepare, "drift": _drift, "decode": _decode, "attend": _attend}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

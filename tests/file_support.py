@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dquantcodec.codec import Codec
 from dquantcodec.file import Layer, create
 from dquantcodec.file import structs as s
+from dquantcodec.plan import Plan
 from dquantcodec.profile import Profile, StreamProfile
 
 FILE_ID = bytes(range(16))
@@ -56,14 +57,19 @@ def part(pairs: Pairs, start: int, stop: int) -> tuple[list[Any], list[Any]]:
     return [keys for keys, _ in cut], [values for _, values in cut]
 
 
-def expected(layer: Layer, pair: tuple[Any, Any], sinks: int, recent: int, dtype: Any = None) -> tuple[Any, Any]:
-    """What a file must return for ``pair``: exact rows at both ends, the codec's own round trip between them."""
+def expected(
+    layer: Layer, pair: tuple[Any, Any], sinks: int, recent: int, dtype: Any = None, plan: Plan | None = None
+) -> tuple[Any, Any]:
+    """What a file must return for ``pair``: exact rows at both ends, the codec's own round trip between them.
+
+    ``plan`` is the one the file holds, for profiles that are fitted.
+    """
     dtype = layer.array_dtype if dtype is None else dtype
     keys, values = (np.array(array).astype(dtype) for array in pair)
     tokens = len(keys)
     stop = max(sinks, tokens - recent)
     if layer.storage == "coded" and stop > sinks:
-        plan = layer.resolved(0).plan
+        plan = plan or layer.resolved(0).plan
         assert plan is not None
         codec = Codec(plan)
         pages = codec.encode(pair[0][sinks:stop], pair[1][sinks:stop])

@@ -17,6 +17,7 @@ from functools import lru_cache
 from itertools import combinations_with_replacement, product
 from typing import Any
 
+import group_oracles
 import numpy as np
 from numpy.typing import NDArray
 
@@ -390,6 +391,11 @@ def decode_page(page: bytes, plan: Any, tokens: int) -> dict[str, NDArray[np.flo
             affine_at = tile_at + stream.substreams * stream.words * TILE * stream.word_bytes
             rows = []
             for lane in range(min(TILE, tokens - first)):
+                if stream.grouping is not None:
+                    scale = np.float32(struct.unpack_from("<e", page, affine_at + 2 * lane)[0])
+                    levels = _token_levels(page, tile_at, lane, stream)
+                    rows.append(group_oracles.values(levels, scale, stream.grouping))
+                    continue
                 symbols = _token_symbols(page, tile_at, lane, stream, dim, heads)
                 if stream.grid == "mid-tread":
                     scale = np.float32(struct.unpack_from("<e", page, affine_at + 2 * lane)[0])
@@ -401,7 +407,7 @@ def decode_page(page: bytes, plan: Any, tokens: int) -> dict[str, NDArray[np.flo
             mean = means[kind]
             if mean is not None:
                 y = y + mean
-            x = unrotate_exactly(y, plan.signs)
+            x = unrotate_exactly(y, plan.signs) if stream.grouping is None else y
             # One rounding in FP64 at most; what errors lift beyond FP32 saturates.
             scaled = np.clip(x.astype(np.float64) * 2.0**exponent, -LARGEST, LARGEST)
             result[kind][first : first + len(rows)] = scaled.astype(np.float32)
@@ -409,16 +415,29 @@ def decode_page(page: bytes, plan: Any, tokens: int) -> dict[str, NDArray[np.flo
     return result
 
 
-def _token_symbols(page: bytes, words_at: int, lane: int, stream: Any, dim: int, heads: int) -> list[int]:
+def _token_levels(page: bytes, words_at: int, lane: int, stream: Any) -> dict[int, int]:
+    levels: dict[int, int] = {}
+    for j, part in enumerate(group_oracles.parts(stream.grouping, stream.substreams)):
+        decoded = group_oracles.decode(_words(page, words_at, lane, j, stream), stream.grouping, part)
+        assert decoded.finding is None, decoded.finding
+        levels |= decoded.levels
+    return levels
+
+
+def _words(page: bytes, words_at: int, lane: int, substream: int, stream: Any) -> list[int]:
     form, size = ("<H", 2) if stream.coder == "rans" else ("<I", 4)
+    return [
+        struct.unpack_from(form, page, words_at + ((substream * stream.words + w) * TILE + lane) * size)[0]
+        for w in range(stream.words)
+    ]
+
+
+def _token_symbols(page: bytes, words_at: int, lane: int, stream: Any, dim: int, heads: int) -> list[int]:
     heads_each = heads // stream.substreams
     count = heads_each * -(-dim // stream.letter)
     symbols: list[int] = []
     for j in range(stream.substreams):
-        words = [
-            struct.unpack_from(form, page, words_at + ((j * stream.words + w) * TILE + lane) * size)[0]
-            for w in range(stream.words)
-        ]
+        words = _words(page, words_at, lane, j, stream)
         decoded = DECODERS[stream.coder](words, count, tuple(stream.frequencies.tolist()), stream.precision)
         assert decoded.finding is None, decoded.finding
         assert decoded.letters is not None

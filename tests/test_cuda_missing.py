@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 
+import numpy as np
 import pytest
 
 import dquantcodec
 from dquantcodec.cuda import device
-from dquantcodec.errors import DeviceError
+from dquantcodec.cuda.attend import AttendShape
+from dquantcodec.cuda.tables import refuse_classes
+from dquantcodec.errors import DeviceError, UnsupportedError
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +56,15 @@ def test_an_unknown_device() -> None:
         with pytest.raises(DeviceError) as failed:
             dquantcodec.Codec("2.26", 8, 128, device=name)
         assert failed.value.code == "device-name"
+
+
+def test_plans_with_classes_are_refused_by_name() -> None:
+    keys, values = np.random.default_rng(0).standard_normal((2, 64, 2, 64)).astype(np.float32)
+    plan = dquantcodec.fit_plan("2.26", keys, values)
+    for make in (lambda: refuse_classes(plan), lambda: AttendShape.of(plan, 1, 1, 16)):
+        with pytest.raises(UnsupportedError, match="variance classes") as failed:
+            make()
+        assert failed.value.code == "device-classes"
 
 
 def test_the_cpu_by_name() -> None:

@@ -70,7 +70,7 @@ def insert_profile(data: bytes) -> bytes:
     body = bytearray(body.ljust(s.align(len(body), s.BLOCK), b"\0"))
     body[12:16] = len(body).to_bytes(4, "little")
     body[56:60] = (2).to_bytes(4, "little")
-    for at in range(80, 96, 4):
+    for at in (*range(80, 96, 4), 108, 112):
         body[at : at + 4] = (int.from_bytes(body[at : at + 4], "little") + 192).to_bytes(4, "little")
     return bytes(body) + data[block:]
 
@@ -113,7 +113,17 @@ HEADERS: list[tuple[str, type[errors.DQuantError], Callable[[bytes], bytes]]] = 
     ("limit-table", errors.LimitError, put(60, "I", 3)),  # the signs read as a table
     ("header-coverage", errors.FormatError, put(64, "I", 2)),
     ("header-coverage", errors.FormatError, put(96, "I", 60000)),
-    ("header-reserved", errors.FormatError, put(100, "B", 1)),
+    ("limit-classes", errors.LimitError, put(100, "I", BIG)),
+    ("limit-classes", errors.LimitError, put(100, "I", 1025)),
+    ("limit-groupings", errors.LimitError, put(104, "I", BIG)),
+    ("limit-groupings", errors.LimitError, put(104, "I", 7)),
+    ("header-coverage", errors.FormatError, put(108, "I", 0)),
+    ("header-coverage", errors.FormatError, put(112, "I", BIG)),
+    # The JSON read as a class and as a grouping.
+    ("header-reserved", errors.FormatError, put(100, "I", 1)),
+    ("limit-grouping", errors.LimitError, put(104, "I", 1)),
+    ("header-reserved", errors.FormatError, put(116, "B", 1)),
+    ("header-reserved", errors.FormatError, put(123, "B", 1)),
     ("header-reserved", errors.FormatError, put(4095, "B", 1)),
     ("header-reserved", errors.FormatError, put(PROFILES + 12, "B", 1)),
     ("header-reserved", errors.FormatError, put(PROFILES + 63, "B", 1)),
@@ -146,7 +156,11 @@ HEADERS: list[tuple[str, type[errors.DQuantError], Callable[[bytes], bytes]]] = 
     ("profile-table", errors.FormatError, stream(10, "H", 2)),
     ("profile-table", errors.FormatError, stream(10, "H", 0, kind=1)),
     ("profile-prefix", errors.FormatError, stream(0, "B", 2, kind=1)),
-    ("profile-rotation", errors.UnsupportedError, stream(12, "B", 0)),
+    ("profile-rotation", errors.UnsupportedError, stream(12, "B", 2)),
+    ("profile-grouping", errors.FormatError, stream(12, "B", 0)),
+    ("profile-grouping", errors.FormatError, stream(26, "H", 1)),
+    ("header-reserved", errors.FormatError, stream(25, "B", 1)),
+    ("header-reserved", errors.FormatError, stream(28, "B", 1)),
     ("profile-rotation", errors.UnsupportedError, stream(14, "H", 1)),
     ("profile-groups", errors.UnsupportedError, stream(13, "B", 2)),
     ("layer-storage", errors.UnsupportedError, layer(0, 0, "B", 0)),

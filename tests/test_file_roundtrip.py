@@ -44,7 +44,7 @@ def test_geometries(tmp_path: Path, layer: Layer) -> None:
     write(tmp_path / "x.dqkv", [layer], pairs, sinks=3, recent=20)
     with dqkv.open(tmp_path / "x.dqkv") as reader:
         read = reader.layers[0]
-        for tensor, wanted in zip((read.key, read.value), expected(layer, pairs[0], 3, 20)):
+        for tensor, wanted in zip((read.key, read.value), expected(layer, pairs[0], 3, 20, plan=read.plan)):
             assert same(tensor[:], wanted)
             assert tensor.shape == wanted.shape and tensor.dtype == wanted.dtype and len(tensor) == 300
         assert not reader.torn and reader.indexed

@@ -6,6 +6,7 @@ Slow and plain on purpose: nothing here is shared with the library, and every fu
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from file_support import tensors, write
 
 import dquantcodec.file as dqkv
 from dquantcodec.file import Layer
-from dquantcodec.profile import Profile, StreamProfile
+from dquantcodec.profile import PROFILES, Profile, StreamProfile
 
 F32 = np.float32
 DTYPES = {1: np.dtype(ml_dtypes.bfloat16), 2: np.dtype("<f2"), 3: np.dtype("<f4")}
@@ -56,6 +57,20 @@ def read_header(data: bytes) -> dict[str, Any]:
         (bits,) = struct.unpack_from("<I", data, at)
         stored_signs.append([-1 if data[at + 8 + i // 8] >> i % 8 & 1 else 1 for i in range(bits)])
         at += 8 + align(-(-bits // 8), 8)
+    classes, groupings, classes_at, groupings_at = struct.unpack_from("<4I", data, 100)
+    assert at == classes_at
+    stored_classes = []
+    for _ in range(classes):
+        q, zero, gain = struct.unpack_from("<BBH", data, at)
+        upper = struct.unpack_from(f"<{q + 1}H", data, at + 4)
+        assert zero == 0 and min(upper) > 0 and max(upper) == upper[0] and 2 * sum(upper) - upper[0] == 2**14
+        stored_classes.append({"q": q, "gain": gain, "f": [*upper[:0:-1], *upper]})
+        at += align(4 + 2 * (q + 1), 8)
+    assert at == groupings_at
+    stored_groupings = []
+    for _ in range(groupings):
+        grouping, at = read_grouping(data, at, stored_classes)
+        stored_groupings.append(grouping)
     assert at == json_at and align(json_at + json_bytes, 4096) == size
     plans = []
     for number in range(profiles):
@@ -63,11 +78,15 @@ def read_header(data: bytes) -> dict[str, Any]:
         plan: dict[str, Any] = dict(zip(("H", "D", "W"), struct.unpack_from("<III", data, at)))
         for kind, base in (("key", at + 64), ("value", at + 128)):
             coder, _, grid, k, m, p, s, mean = struct.unpack_from("<8B", data, base)
-            words, table, _, _, vector = struct.unpack_from("<HHBBH", data, base + 8)
-            plan[kind] = {
-                "coder": coder, "k": k, "M": m, "p": p, "S": s, "mean": mean, "words": words, "grid": grid,
-                "f": stored_tables[table],
-            }  # fmt: skip
+            words, table, rotation, _, vector = struct.unpack_from("<HHBBH", data, base + 8)
+            plan[kind] = {"coder": coder, "S": s, "mean": mean, "words": words, "grid": grid}
+            if rotation == 1:
+                plan[kind] |= {"k": k, "M": m, "p": p, "f": stored_tables[table]}
+            else:
+                (number_of_grouping,) = struct.unpack_from("<H", data, base + 26)
+                assert (rotation, coder, grid, k, m, p, table) == (0, 2, 1, 0, 0, 0, 0)
+                plan[kind]["grouping"] = stored_groupings[number_of_grouping]
+                assert [plan[kind]["grouping"][x] for x in "HD"] == [plan["H"], plan["D"]]
             plan["signs"] = np.array(stored_signs[vector], F32).reshape(plan["H"], plan["D"])
         plans.append(plan)
     entries = []
@@ -76,6 +95,55 @@ def read_header(data: bytes) -> dict[str, Any]:
         plan = plans[profile] if storage == 1 else {}
         entries.append({"storage": storage, "dtype": DTYPES[dtype], "H": h, "D": d, "plan": plan})
     return {"size": size, "layers": entries}
+
+
+def read_grouping(data: bytes, at: int, classes: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
+    """Clause 3.8, and the code of every table by clause 6.6."""
+    h, d, z, g, tables, *zeros = struct.unpack_from("<HHHH8B", data, at)
+    assert not any(zeros)
+    start, at = at, at + 16
+    found: dict[str, Any] = {"H": h, "D": d, "tables": []}
+    for _ in range(tables):
+        p, f, zero, *numbers = struct.unpack_from("<BBH4H", data, at)
+        assert zero == 0 and numbers[f:] == [0xFFFF] * (4 - f)
+        fields = [classes[number] for number in numbers[:f]]
+        weights = [1]
+        for field in fields:
+            weights = [a * b for b in field["f"] for a in weights]
+        found["tables"].append({"fields": fields, "codes": canonical(package_merge(weights, p))})
+        at += 12
+    found["shapes"] = [struct.unpack_from("<BB", data, at + 2 * i) for i in range(g)]
+    at += 2 * g
+    assert sum(letters * fields for letters, fields in found["shapes"]) == z
+    found["heads"] = struct.unpack_from(f"<{h}H", data, at)
+    at += 2 * h
+    found["choice"] = [data[at + g * i : at + g * (i + 1)] for i in range(h)]
+    at += h * g
+    width, form = (2, "H") if d > 256 else (1, "B")
+    found["channels"] = [struct.unpack_from(f"<{z}{form}", data, at + width * z * i) for i in range(h)]
+    at += width * h * z
+    end = start + align(at - start, 8)
+    assert not any(data[at:end]) and sorted(found["heads"]) == list(range(h))
+    return found, end
+
+
+def package_merge(weights: list[int], p: int) -> list[int]:
+    """Clause 6.6; packages are pairs of -1 and their weight."""
+    order = sorted(range(len(weights)), key=lambda i: (weights[i], i))
+    leaves = [(weights[i], i) for i in order]
+    lists = [leaves]
+    while len(lists) < p:
+        last = [weight for weight, _ in lists[-1]]
+        packages = [(a + b, -1) for a, b in zip(last[::2], last[1::2])]
+        # Stable: among equals leaves stand first, and packages in the order of their pairs.
+        lists.append(sorted(leaves + packages, key=lambda item: item[0]))
+    lengths, taken = [0] * len(weights), 2 * len(weights) - 2
+    for items in lists[::-1]:
+        k = [letter >= 0 for _, letter in items[:taken]].count(True)
+        for i in order[:k]:
+            lengths[i] += 1
+        taken = 2 * (taken - k)
+    return lengths
 
 
 def read_file(data: bytes) -> list[dict[str, list[Any]]]:
@@ -167,6 +235,10 @@ def read_page(page: bytes, plan: dict[str, Any], tokens: int) -> dict[str, Any]:
         rows = np.zeros((tokens, h, d), F32)
         for t in range(tokens):
             base = head + t // 32 * tile + words_at
+            if "grouping" in stream:
+                y = read_groups(page, base, t % 32, stream).reshape(h, d)
+                rows[t] = y + mean if stream["mean"] else y
+                continue
             width = 2 if stream["coder"] == 1 else 4
             symbols: list[int] = []
             for j in range(stream["S"]):
@@ -213,12 +285,7 @@ def read_rans(words: list[int], stream: dict[str, Any], letters: int) -> list[in
 
 def read_prefix(words: list[int], stream: dict[str, Any], letters: int) -> list[int]:
     """Clause 6.3."""
-    lengths = [stream["p"] - (count.bit_length() - 1) for count in stream["f"]]
-    codes, code, before = {}, 0, 0
-    for number, letter in enumerate(sorted(range(len(lengths)), key=lambda i: (lengths[i], i))):
-        code = (code + 1 if number else 0) << (lengths[letter] - before)
-        before = lengths[letter]
-        codes[f"{code:0{before}b}"] = letter
+    codes = canonical([stream["p"] - (count.bit_length() - 1) for count in stream["f"]])
     bits = "".join(f"{word:032b}"[::-1] for word in words)
     at, out = 1, []
     for _ in range(letters):
@@ -227,6 +294,44 @@ def read_prefix(words: list[int], stream: dict[str, Any], letters: int) -> list[
         at += length
     assert bits[0] == "0" and "1" not in bits[at:]
     return out
+
+
+def canonical(lengths: list[int]) -> dict[str, int]:
+    """Clause 6.3: the letter of every code."""
+    codes, code, before = {}, 0, 0
+    for number, letter in enumerate(sorted(range(len(lengths)), key=lambda i: (lengths[i], i))):
+        code = (code + 1 if number else 0) << (lengths[letter] - before)
+        before = lengths[letter]
+        codes[f"{code:0{before}b}"] = letter
+    return codes
+
+
+def read_groups(page: bytes, base: int, lane: int, stream: dict[str, Any]) -> Any:
+    """Clauses 6.4 and 6.6: ``y`` of a token, float32 ``[H * D]``."""
+    grouping, words = stream["grouping"], stream["words"]
+    (scale,) = np.frombuffer(page, "<f2", 1, base + 32 * container(stream) + 2 * lane).astype(F32)
+    y = np.zeros(grouping["H"] * grouping["D"], F32)
+    for place, head in enumerate(grouping["heads"]):
+        part, inside = divmod(place, grouping["H"] // stream["S"])
+        if inside == 0:
+            column = [base + 4 * ((part * words + w) * 32 + lane) for w in range(words)]
+            bits = "".join(f"{int.from_bytes(page[i : i + 4], 'little'):032b}"[::-1] for i in column)
+            at = 1
+        channels = list(grouping["channels"][place])
+        for (letters, fields), number in zip(grouping["shapes"], grouping["choice"][place]):
+            table = grouping["tables"][number]
+            mine, channels = channels[: letters * fields], channels[letters * fields :]
+            for i in range(letters):
+                length = next(n for n in range(1, 15) if bits[at : at + n] in table["codes"])
+                letter = table["codes"][bits[at : at + length]]
+                at += length
+                for f, field in enumerate(table["fields"]):
+                    letter, m = divmod(letter, 2 * field["q"] + 1)
+                    level = F32(field["gain"]) / F32(256) * F32(m - field["q"])
+                    y[head * grouping["D"] + mine[f * letters + i]] = scale * level
+        if inside == grouping["H"] // stream["S"] - 1:
+            assert bits[0] == "0" and "1" not in bits[at:]
+    return y
 
 
 def to_symbols(letters: list[int], stream: dict[str, Any], d: int) -> list[int]:
@@ -313,6 +418,12 @@ BOTH_MEANS = Profile(
 )
 
 
+#: Values rotated, and pages of another length.
+FOUR = replace(
+    PROFILES["2.26"], substreams=4, window=128, value=replace(PROFILES["2.26"].value, classes=None), name="four"
+)
+
+
 @pytest.mark.parametrize(
     ("layers", "factor"),
     [
@@ -320,16 +431,28 @@ BOTH_MEANS = Profile(
         ([Layer(3, 40, "float16", "paper-2.26"), Layer(3, 40, "float16", "paper-1.96")], 1),
         ([Layer(1, dim, "float32", BOTH_MEANS) for dim in (1, 7, 12, 80, 100)], 1),
         ([Layer(1, dim, "float32", BOTH_MEANS) for dim in (28, 36, 44, 60)], 1e9),
+        ([Layer(2, 64, "bfloat16", "2.26"), Layer(4, 20, "float32", FOUR), Layer(3, 80, "float16", "1.96")], 1),
+        ([Layer(1, 300, "float32", "3.0"), Layer(1, 256, "bfloat16", "1.96"), Layer(5, 7, "float32", "1.96")], 1e9),
     ],
-    ids=["prefix", "rans", "both-means", "odd-orders"],
+    ids=["prefix", "rans", "both-means", "odd-orders", "fitted", "fitted-wide"],
 )
 def test_the_specification_is_enough(tmp_path: Path, layers: list[Layer], factor: float) -> None:
-    pairs = tensors(layers, 150)
+    fitted = [layer for layer in layers if layer.storage == "coded" and layer.fitted_profile]
+    pairs = tensors(layers, 90 if fitted else 150)
+    if fitted:
+        pairs = [
+            pair
+            if pair[0] is None
+            else tuple((array * np.geomspace(0.1, 4, array.shape[2])).astype(array.dtype) for array in pair)  # type: ignore[misc, union-attr]
+            for pair in pairs
+        ]
     if factor != 1:
-        pairs = [tuple(array * np.float32(factor) for array in pair) for pair in pairs]  # type: ignore[misc, union-attr]
+        pairs = [tuple((array * np.float32(factor)).astype(array.dtype) for array in pair) for pair in pairs]  # type: ignore[misc, union-attr]
     data = write(tmp_path / "x.dqkv", layers, pairs, sinks=3, recent=9, _record_target=1)
     mine = read_file(data)
     with dqkv.open(tmp_path / "x.dqkv") as reader:
+        grouped = [layer.plan for layer in reader.layers if layer.plan and layer.plan.key.grouping]
+        assert len(grouped) >= len(fitted) - 1 and (not fitted or grouped)
         for place, layer in enumerate(layers):
             if layer.storage == "absent":
                 continue

@@ -25,7 +25,8 @@ import methods as compared  # noqa: E402
 import ours  # noqa: E402
 from peers import affine, fixed_width, ggml, turbo_attn, turboquant  # noqa: E402
 
-from dquantcodec import Codec, Profile  # noqa: E402
+from dquantcodec import Codec, Profile, fit_plan  # noqa: E402
+from dquantcodec.file.groupings import plan_bytes  # noqa: E402
 from dquantcodec.plan import make_plan  # noqa: E402
 from dquantcodec.tables import half_range  # noqa: E402
 
@@ -84,10 +85,12 @@ def test_bytes_of_ours_are_those_of_the_pages():
     tile = 32 * (2 * 164 + 2 + 2 * 116 + 2)
     head = 1088  # 4 + 8 * 2 + 1024 bytes, padded to a multiple of 64
     exact = 2 * 1024  # the first token
-    assert coded.key_bytes + coded.value_bytes == 3 * head + (4 + 4 + 2) * tile + 2 * exact
-    assert coded.value_bytes == 10 * 32 * (232 + 2) + 3 * 2 + exact
+    codec = Codec(fit_plan("2.26", keys[1:], values[1:]))
+    plan = plan_bytes(codec.plan)
+    assert coded.key_bytes + coded.value_bytes == 3 * head + (4 + 4 + 2) * tile + 2 * exact + plan
+    assert coded.value_bytes == 10 * 32 * (232 + 2) + 3 * 2 + exact + plan / 2
     assert (coded.keys[0] == keys[0]).all() and (coded.values[0] == values[0]).all()
-    last = Codec("2.26", 8, 128).encode(keys[1:], values[1:]).data[-1]
+    last = codec.encode(keys[1:], values[1:]).data[-1]
     assert last[: head + 2 * tile].any() and not last[head + 2 * tile :].any()
 
 

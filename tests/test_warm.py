@@ -13,9 +13,9 @@ from dquantcodec import warm
 
 USE = """
 import numpy as np
-from dquantcodec import Codec
+from dquantcodec import Codec, fit_plan
 x = np.ones((40, 2, 64), np.float16)
-codec = Codec({profile!r}, 2, 64)
+codec = Codec(fit_plan("2.26", x, x)) if {profile!r} == "fitted" else Codec({profile!r}, 2, 64)
 codec.decode(codec.encode(x, x), dtype=np.float16)
 """
 
@@ -29,7 +29,7 @@ def compiled(cache: Path) -> set[str]:
     return {path.name for path in cache.rglob("*.nbc")}
 
 
-@pytest.mark.parametrize(("profile", "coder"), [("2.26", "prefix"), ("paper-2.26", "rans")])
+@pytest.mark.parametrize(("profile", "coder"), [("2.26", "prefix"), ("paper-2.26", "rans"), ("fitted", "grouped")])
 def test_what_was_compiled_ahead_is_all_that_encoding_and_decoding_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str, coder: str
 ) -> None:

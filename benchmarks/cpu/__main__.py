@@ -66,6 +66,7 @@ def sections(wanted: list[str], threads: int) -> Iterator[Row]:
         if "codec" in wanted:
             yield from whole.rows()
         if "stage" in wanted:
+            yield from stages.rows("2.26 classes")
             yield from stages.rows("2.26")
             yield from stages.rows("paper-2.26")
         if "peer" in wanted:

@@ -62,7 +62,7 @@ def count(profile: str) -> list[dict[str, object]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profiles", nargs="+", default=["2.26", "paper-2.26"])
+    parser.add_argument("--profiles", nargs="+", default=["2.26 classes", "2.26", "paper-2.26"])
     parser.add_argument("--json", type=Path, help="also write the counts here")
     parser.add_argument("--stages", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

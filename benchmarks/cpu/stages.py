@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from timing import Row, row
 
-from dquantcodec import Codec, attend, drift, means
+from dquantcodec import Codec, attend, drift, fit_plan, group_prefix, means
 from dquantcodec.arrays import check_finite, store_float32, to_float32
 from dquantcodec.codec import decode_levels
 from dquantcodec.coders import CODERS
 from dquantcodec.encode import encode_pages, fit_grid, lay_grid
+from dquantcodec.group_drift import drift_grouped
+from dquantcodec.group_grid import fit_scale
 from dquantcodec.letters import pack
 from dquantcodec.page import read_kind
 from dquantcodec.reconstruct import reconstruct
@@ -21,8 +23,18 @@ SECTION = "stage"
 HEADS, DIM, TOKENS, GROUP = 8, 128, 128, 4
 
 
-def stages(profile: str) -> Iterator[tuple[str, int, Callable[[], object]]]:
+Stage = tuple[str, int, Callable[[], object]]
+
+#: After a profile's name: with variance classes, fitted to channels of unequal variance.
+CLASSES = " classes"
+OCTAVES = 5
+
+
+def stages(profile: str) -> Iterator[Stage]:
     """Name, values, and work of every stage, one page of keys or values (of both for the last four)."""
+    if profile.endswith(CLASSES):
+        yield from grouped_stages(profile.removesuffix(CLASSES))
+        return
     codec = Codec(profile, HEADS, DIM)
     plan = codec.plan
     half = np.random.default_rng(0).standard_normal((TOKENS, HEADS, DIM), dtype=np.float32).astype(np.float16)
@@ -58,12 +70,47 @@ def stages(profile: str) -> Iterator[tuple[str, int, Callable[[], object]]]:
         yield f"{kind}: all of encoding", n, lambda s=stream: list(encode_pages(x, plan, s))
         yield f"{kind}: fields out of the page", n, lambda k=kind: read_kind(pages.data[:1], plan, k, slice(0, 4))
         yield f"{kind}: {stream.coder} decode to levels", n, lambda f=fields, s=stream: decode_levels(f, plan, s)
-        parts.append(attend.Levels.of(fields, levels, slice(0, TOKENS), stream.levels))
+        parts.append(attend.Levels.of(fields, levels, slice(0, TOKENS), stream))
         yield f"{kind}: levels to FP32", n, lambda f=fields, m=levels, s=stream: reconstruct(f, m, plan, s)
     yield "FP32 to FP16", n, lambda: store_float32(x, half)
     attention = f"attention from levels, {GROUP} queries a KV head"
     yield attention, 2 * n, lambda: attend.over_levels(problem, *parts)
     yield "encode a page", 2 * n, lambda: codec.encode(half, half)
+    yield "decode a page to FP16", 2 * n, lambda: codec.decode(pages, dtype=np.float16)
+    yield f"attend to a page, {GROUP} queries a KV head", 2 * n, lambda: codec.attend(query, pages)
+
+
+def grouped_stages(profile: str) -> Iterator[Stage]:
+    """The stages that a plan with variance classes has of its own, and the whole."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, TOKENS, HEADS, DIM), dtype=np.float32)
+    x *= np.exp2(OCTAVES * (rng.random((2, 1, HEADS, DIM), dtype=np.float32) - np.float32(0.5)))
+    half = x.astype(np.float16)
+    plan = fit_plan(profile, *half)
+    codec = Codec(plan)
+    pages = codec.encode(*half)
+    n = x[0].size
+    yield "fit a plan", 2 * n, lambda: fit_plan(profile, *half)
+    for kind, values in zip(("key", "value"), x):
+        stream = getattr(plan, kind)
+        flat = values.reshape(TOKENS, -1)
+        _, scale, position = lay_grid(flat, stream)
+        letters, levels, _ = drift_grouped(position, stream)
+        fields = read_kind(pages.data[:1], plan, kind, slice(0, codec.layout.tiles))
+        decoded, _ = decode_levels(fields, plan, stream)
+
+        yield f"{kind}: grid and positions", n, lambda f=flat, s=stream: lay_grid(f, s)
+        yield f"{kind}: drift to letters", n, lambda p=position, s=stream: drift_grouped(p, s)
+        yield (
+            f"{kind}: refit", n,
+            lambda p=position, m=levels, c=scale, s=stream: fit_scale(p, m, c, s.grouping, s.gain == "unbiased"),
+        )  # fmt: skip
+        yield f"{kind}: prefix encode", n, lambda m=letters, s=stream: group_prefix.encode(m, s)
+        yield f"{kind}: all of encoding", n, lambda v=values, s=stream: list(encode_pages(v, plan, s))
+        yield f"{kind}: prefix decode to levels", n, lambda f=fields, s=stream: decode_levels(f, plan, s)
+        yield f"{kind}: levels to FP32", n, lambda f=fields, m=decoded, s=stream: reconstruct(f, m, plan, s)
+    query = rng.standard_normal((GROUP * HEADS, DIM), dtype=np.float32)
+    yield "encode a page", 2 * n, lambda: codec.encode(*half)
     yield "decode a page to FP16", 2 * n, lambda: codec.decode(pages, dtype=np.float16)
     yield f"attend to a page, {GROUP} queries a KV head", 2 * n, lambda: codec.attend(query, pages)
 

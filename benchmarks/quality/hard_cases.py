@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from captures import Capture, CapturedLayer, Floats, command_parser, read_capture, write_result
 
-from dquantcodec import PROFILES, Codec, Profile, StreamProfile
+from dquantcodec import PROFILES, Codec, Profile, StreamProfile, fit_plan
 from dquantcodec.attention_estimate import (
     AttentionEstimate,
     estimate_attention,
@@ -23,6 +23,7 @@ from dquantcodec.attention_estimate import (
     sample_tiles,
 )
 from dquantcodec.compare import AttentionSums, attend_block, error_sums, group_queries, relative_error
+from dquantcodec.file.groupings import plan_bytes
 
 #: RoPE base of the captured model (SmolLM2); channel c is paired with c + D/2, and turns the faster the smaller c is.
 ROPE_THETA = 100000.0
@@ -171,16 +172,17 @@ class CodedCase:
 
 def code_layer(layer: CapturedLayer, remedy: Remedy) -> tuple[Floats, Floats, float]:
     """Keys and values after the round trip, and bits per value."""
-    tokens, heads, head_dim = layer.keys.shape
+    tokens = len(layer.keys)
     sinks = tokens if remedy.profile is None else min(remedy.sinks, tokens)
     keys, values = layer.keys.copy(), layer.values.copy()
     stored = 4 * layer.keys[:sinks].size
     if remedy.profile is not None and sinks < tokens:
-        codec = Codec(remedy.profile, heads, head_dim)
+        codec = Codec(fit_plan(remedy.profile, keys[sinks:], values[sinks:]))
         pages = codec.encode(keys[sinks:], values[sinks:])
         keys[sinks:], values[sinks:] = codec.decode(pages)
         full, rest = divmod(pages.tokens, codec.plan.window)
         stored += full * codec.layout.page_bytes + (codec.layout.bytes_for(rest) if rest else 0)
+        stored += plan_bytes(codec.plan)
     return keys, values, 8 * stored / (2 * layer.keys.size)
 
 

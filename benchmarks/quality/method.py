@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""Keys and values of one layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +37,15 @@ class Method:
     """``code(keys, values)`` takes float32 ``[T, H, D]`` (keys after RoPE) of one layer.
 
     ``family`` groups the rates of one method into a line of a plot; ``name`` is unique; ``source`` says where the
-    method was published, and what was left out of it here.
+    method was published, and what was left out of it here.  ``together``, where there is one, takes all layers of a
+    cache at once, for methods that give some layers more bytes than others.
     """
 
     name: str
     family: str
     source: str
     code: Callable[[NDArray[np.float32], NDArray[np.float32]], Coded]
+    together: Callable[[Sequence[Pair]], list[Coded]] | None = None
+
+    def code_layers(self, layers: Sequence[Pair]) -> list[Coded]:
+        return self.together(layers) if self.together else [self.code(*pair) for pair in layers]

@@ -82,13 +82,15 @@ def coded_copy(cache: DynamicCache, method: Method, recent: int) -> tuple[Dynami
     copied = shared_copy(cache)
     counts = coded_tokens(cache, recent)
     stored, values, key_nmse, value_nmse = 0.0, 0, [], []
-    layers: list[Any] = copied.layers
-    for layer, count in zip(layers, counts):
-        if not count:
-            continue
+    layers: list[Any] = [layer for layer, count in zip(copied.layers, counts) if count]
+    pairs = [
+        tuple(_to_numpy(x[..., :count, :]) for x in _held(layer))
+        for layer, count in zip(copied.layers, counts)
+        if count
+    ]
+    for layer, (keys, exact_values), coded in zip(layers, pairs, method.code_layers(pairs)):
+        count = len(keys)
         held_keys, held_values = _held(layer)
-        keys, exact_values = (_to_numpy(x[..., :count, :]) for x in (held_keys, held_values))
-        coded = method.code(keys, exact_values)
         if coded.keys.shape != keys.shape or coded.values.shape != exact_values.shape:
             raise ValueError(f"{method.name} returned {coded.keys.shape} and {coded.values.shape} for {keys.shape}")
         layer.keys = torch.cat([_to_torch(coded.keys, held_keys), held_keys[..., count:, :]], dim=-2)

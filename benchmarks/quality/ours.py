@@ -13,21 +13,30 @@ Constants of the method: rotation signs and letter tables.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
-from method import Coded, Method
+from method import Coded, Method, Pair
 from numpy.typing import NDArray
 
 from dquantcodec import PROFILES, Codec, DQuantError, Profile, StreamProfile
+from dquantcodec.allocate import LayerSample, allocate
 from dquantcodec.drift import symbol_rates, thresholds
+from dquantcodec.file.groupings import plan_bytes
+from dquantcodec.fit import fit_plan
 from dquantcodec.grid import ONE
 from dquantcodec.letters import letter_table
 from dquantcodec.plan import StreamPlan, budget, make_plan
 from dquantcodec.profile import TILE
+
+#: Written by ``python benchmarks/quality sensitivities``.
+SENSITIVITIES = Path(__file__).resolve().parents[1] / "results" / "quality" / "sensitivities.json"
 
 SOURCE = "this library; D-Quant, arXiv 2609.19880"
 
@@ -207,14 +216,82 @@ def round_trip(codec: Codec, keys: NDArray[np.float32], values: NDArray[np.float
     decoded = codec.decode(codec.encode(keys[sinks:], values[sinks:]))
     exact = (keys[:sinks], values[:sinks])
     rows = (np.concatenate(parts) for parts in zip(exact, decoded))
-    stored = (coded + 2 * first.size for coded, first in zip(stored_bytes(codec, len(keys) - sinks), exact))
+    fitted = plan_bytes(codec.plan) / 2
+    stored = (coded + 2 * first.size + fitted for coded, first in zip(stored_bytes(codec, len(keys) - sinks), exact))
     return Coded(*rows, *stored)
 
 
-def _named(name: str) -> Callable[[NDArray[np.float32], NDArray[np.float32]], Coded]:
+def named(name: str) -> Callable[[NDArray[np.float32], NDArray[np.float32]], Coded]:
+    def code(keys: NDArray[np.float32], values: NDArray[np.float32]) -> Coded:
+        sinks = min(PROFILES[name].sinks, len(keys) - 1)
+        return round_trip(Codec(fit_plan(name, keys[sinks:], values[sinks:])), keys, values, sinks)
+
+    return code
+
+
+def _rotated(name: str) -> Callable[[NDArray[np.float32], NDArray[np.float32]], Coded]:
+    """The profile as it is without data to fit classes to."""
+
     def code(keys: NDArray[np.float32], values: NDArray[np.float32]) -> Coded:
         sinks = min(PROFILES[name].sinks, len(keys) - 1)
         return round_trip(Codec(name, *keys.shape[1:]), keys, values, sinks)
+
+    return code
+
+
+def equal_profile(name: str, keys: NDArray[np.float32], values: NDArray[np.float32]) -> Profile:
+    """The paper's profile with containers that make it at least as large as the named profile is for these tokens.
+
+    For short streams the paper's profiles take more bits per value than ours, which have no offset to store; a
+    comparison at equal bytes takes that away from its containers, which share in the paper's ratio.
+    """
+    tokens, heads, dim = keys.shape
+    sinks = min(PROFILES[name].sinks, tokens - 1)
+    plan = fit_plan(name, keys[sinks:], values[sinks:])
+    once = plan_bytes(plan) + 4 * sinks * heads * dim
+    ours = Codec(plan).layout.page_bytes / plan.window * (tokens - sinks) / tokens + once / tokens
+    paper = PROFILES[f"paper-{name}"]
+    usual = Codec(paper, heads, dim)
+    beside = usual.layout.page_bytes / paper.window - usual.plan.key.container - usual.plan.value.container
+    words = math.ceil((ours - beside) / 2)
+    key = round(words * PAPER_KEY / (PAPER_KEY + PAPER_VALUE))
+    streams = (
+        replace(stream, container=2 * part * 1024 / (heads * dim))
+        for stream, part in zip((paper.key, paper.value), (key, words - key))
+    )
+    return Profile(*streams, substreams=1, name=f"paper as large as {name}")
+
+
+def _equal(name: str) -> Callable[[NDArray[np.float32], NDArray[np.float32]], Coded]:
+    def code(keys: NDArray[np.float32], values: NDArray[np.float32]) -> Coded:
+        return round_trip(Codec(equal_profile(name, keys, values), *keys.shape[1:]), keys, values)
+
+    return code
+
+
+@lru_cache(maxsize=1)
+def measured_harm() -> list[list[list[float]]]:
+    """Of every model that was measured, the harm of coding each layer's keys and values alone."""
+    stored = json.loads(SENSITIVITIES.read_text(encoding="utf-8")) if SENSITIVITIES.exists() else {"models": {}}
+    return [model["harm"] for model in stored["models"].values()]
+
+
+def _planned(name: str, measured: bool) -> Callable[[Sequence[Pair]], list[Coded]]:
+    """``measured``: by the harm in :data:`SENSITIVITIES`, of the model with as many layers; else by tokens alone."""
+
+    def code(layers: Sequence[Pair]) -> list[Coded]:
+        sinks = min(PROFILES[name].sinks, len(layers[0][0]) - 1)
+        harm: Sequence[list[float] | None] = [None] * len(layers)
+        if measured:
+            known = [model for model in measured_harm() if len(model) == len(layers)]
+            if len(known) != 1:
+                raise ValueError(f"{len(known)} measured models have {len(layers)} layers")
+            harm = known[0]
+        samples = [
+            LayerSample(keys[sinks:], values[sinks:], harm=(h[0], h[1]) if h else None)
+            for (keys, values), h in zip(layers, harm)
+        ]
+        return [round_trip(Codec(plan), *pair, sinks) for plan, pair in zip(allocate(name, samples), layers)]
 
     return code
 
@@ -229,10 +306,23 @@ def _at_rate(bits: float, coder: str) -> Callable[[NDArray[np.float32], NDArray[
 
 def methods() -> list[Method]:
     """The named profiles and a family of :data:`RATES` for each coder."""
-    named = [Method(f"dquantcodec {name}", "dquantcodec profiles", SOURCE, _named(name)) for name in PROFILES]
+    profiles = [Method(f"dquantcodec {name}", "dquantcodec profiles", SOURCE, named(name)) for name in PROFILES]
+    profiles += [
+        Method(f"dquantcodec paper as large as {name}", "dquantcodec profiles", SOURCE, _equal(name))
+        for name in ("2.26", "1.96")
+    ]
+    profiles += [
+        Method(f"dquantcodec {name} rotated", "dquantcodec profiles", SOURCE, _rotated(name))
+        for name in ("2.26", "1.96")
+    ]
+    profiles += [
+        Method(f"dquantcodec {name} {how}", "dquantcodec profiles", SOURCE, named(name), _planned(name, measured))
+        for name in ("2.26", "1.96")
+        for how, measured in (("planned", True), ("planned without the model", False))
+    ]
     rates = [
         Method(f"dquantcodec {coder} {bits:.2f}", f"dquantcodec {coder}", SOURCE, _at_rate(bits, coder))
         for coder in SUBSTREAMS
         for bits in RATES
     ]
-    return named + rates
+    return profiles + rates

@@ -1,4 +1,4 @@
-"""Writes the documentation's page on quality, from the JSON files alone.
+"""Writes the documentation's pages on quality, from the JSON files alone.
 
     python benchmarks/quality page [--results FOLDER] [--out FILE]
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import page_beyond
 import page_hard_cases
 import page_models
 import page_reproduction
@@ -95,5 +96,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(page(load(arguments.results)), encoding="utf-8")
-    print(arguments.out)
+    beyond = arguments.out.with_name("beyond.md")
+    beyond.write_text(page_beyond.page(page_beyond.load(arguments.results.parent)), encoding="utf-8")
+    print(arguments.out, beyond)
     return 0

@@ -18,7 +18,7 @@ from .options import (
     layer_numbers,
     naming,
 )
-from .progress import coder_of, prepare_kernels, progress
+from .progress import path_of, prepare_kernels, progress
 
 if TYPE_CHECKING:
     from ..compare import LayerQuality
@@ -120,7 +120,7 @@ def measure(
     from ..warm import DECODE, ENCODE
     from .measure import Subject, measure_layer
 
-    prepare_kernels(console, (*ENCODE[:1], *DECODE), coder_of(reader))
+    prepare_kernels(console, (*ENCODE[:1], *DECODE), path_of(reader))
     numbers = present_layers(reader)
     total = source.tokens * source.sequences * source.token_bytes
     with progress(console, "comparing", total) as advance:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..attention_estimate import AttentionEstimate
+    from ..plan import Plan
     from ..tensors import KVLayer, KVSource
 
 #: Bytes of keys and values held at once: large enough for whole pages of many layers, small beside 300 MB.
@@ -84,7 +85,7 @@ def add_parser(commands: Any) -> None:
 
 def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> int:
     from ..tensors import open_source
-    from ..warm import DECODE, ENCODE
+    from ..warm import DECODE, ENCODE, path_of
 
     check_source_options(parser, args)
     check_output(args.output, args.file)
@@ -106,7 +107,7 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
         threads=threads(args),
     )
     parts = ENCODE if console.quiet else (*ENCODE, *DECODE)
-    prepare_kernels(console, parts, Profile.named(settings.profile).key.coder)
+    prepare_kernels(console, parts, path_of(Profile.named(settings.profile)))
     began = perf_counter()
     replaced = encode_source(source, args.output, settings, console)
     report(source, args.output, replaced, perf_counter() - began, args.nonfinite, console)
@@ -128,6 +129,11 @@ class Settings:
     nonfinite: str = "error"
     threads: int = 1
 
+    @property
+    def leading(self) -> int:
+        """Leading tokens to keep exact."""
+        return Profile.named(self.profile).sinks if self.sinks is None else self.sinks
+
 
 def encode_source(source: KVSource, output: str, settings: Settings, console: Console) -> int:
     """Write ``source`` to ``output`` block by block; returns how many NaN and infinite numbers were replaced.
@@ -136,14 +142,14 @@ def encode_source(source: KVSource, output: str, settings: Settings, console: Co
     """
     from ..file import create
 
-    layers = [_file_layer(layer, settings) for layer in source.layers]
+    layers = [_file_layer(layer, source, settings) for layer in source.layers]
     with (
         naming(output),
         progress(console, "compressing", source.tokens * source.sequences * source.token_bytes) as advance,
         create(
             output,
             layers,
-            sinks=settings.sinks,
+            sinks=settings.leading,
             recent=settings.recent,
             model=settings.model,
             revision=settings.revision,
@@ -155,7 +161,7 @@ def encode_source(source: KVSource, output: str, settings: Settings, console: Co
         return _copy(source, writer, settings.nonfinite, advance)
 
 
-def _file_layer(layer: KVLayer, settings: Settings) -> Any:
+def _file_layer(layer: KVLayer, source: KVSource, settings: Settings) -> Any:
     from ..file import Layer
 
     exact = layer.number in settings.exact_layers
@@ -163,10 +169,32 @@ def _file_layer(layer: KVLayer, settings: Settings) -> Any:
         layer.kv_heads,
         layer.head_dim,
         layer.dtype,
-        None if exact else settings.profile,
+        None if exact else _fitted(layer, source, settings),
         "exact" if exact else "coded",
         layer.number,
     )
+
+
+def _fitted(layer: KVLayer, source: KVSource, settings: Settings) -> str | Plan:
+    """A plan fitted to windows from all over the source, or the profile's name if it needs none or there is too little.
+
+    The writer would fit one too, but to the first tokens alone.
+    """
+    import numpy as np
+
+    from ..file.writer import LEAST_TOKENS
+    from ..fit import fit_plan, sample_windows
+
+    profile = Profile.named(settings.profile)
+    coded = source.tokens - settings.leading - settings.recent
+    if not (profile.key.classes or profile.value.classes) or coded * source.sequences < LEAST_TOKENS:
+        return settings.profile
+    sample: dict[str, list[NDArray[Any]]] = {"key": [], "value": []}
+    for sequence, start, stop in sample_windows(coded, source.sequences, profile.window):
+        part = (sequence, settings.leading + start, settings.leading + stop)
+        for kind, arrays in sample.items():
+            arrays.append(_checked(source, layer, kind, part, settings.nonfinite)[0])
+    return fit_plan(profile, np.concatenate(sample["key"]), np.concatenate(sample["value"]))
 
 
 def _copy(source: KVSource, writer: Any, policy: str, advance: Advance) -> int:

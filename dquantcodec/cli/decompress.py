@@ -22,7 +22,7 @@ from .options import (
     threads,
     token_range,
 )
-from .progress import Advance, coder_of, prepare_kernels, progress
+from .progress import Advance, path_of, prepare_kernels, progress
 
 if TYPE_CHECKING:
     from ..tensors import OutputTensor, SafetensorsWriter
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         # Sequences of different length share no range; each is cut by its own.
         ranges = [resolve_tokens(args.tokens, sequence.tokens) for sequence in reader.sequences]
         items = plan_items(reader, numbers, ranges, args.dtype)
-        prepare_kernels(console, DECODE, coder_of(reader))
+        prepare_kernels(console, DECODE, path_of(reader))
         began = perf_counter()
         total = sum(item.output.nbytes for item in items)
         note = {"decoded_from": Path(args.file).name, "codec": "dqkv " + ", ".join(profile_names(reader))}

@@ -40,10 +40,10 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     from ..file import open as open_file
     from ..tensors import open_queries, open_source
-    from ..warm import DECODE, ENCODE
+    from ..warm import DECODE, ENCODE, path_of
     from .table import LEGEND, quality_table
 
-    prepare_kernels(console, (*ENCODE, *DECODE), Profile.named(args.profile).key.coder)
+    prepare_kernels(console, (*ENCODE, *DECODE), path_of(Profile.named(args.profile)))
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
     output = str(folder / "sample.dqkv")

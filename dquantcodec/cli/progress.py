@@ -26,16 +26,18 @@ def progress(console: Console, description: str, total: int, unit: str = "B") ->
         yield bar.update
 
 
-def prepare_kernels(console: Console, parts: Iterable[str], coder: str | None) -> None:
+def prepare_kernels(console: Console, parts: Iterable[str], path: str | None) -> None:
     """Compile what the command is about to use, on all cores, if this version has not done so before."""
     from .. import warm
 
-    todo = warm.missing(parts, coder) if coder else []
+    todo = warm.missing(parts, path) if path else []
     if todo:
         console.hint("compiling the codec (once after installation; some seconds)")
-        warm.compile_parts(todo, coder or "")
+        warm.compile_parts(todo, path or "")
 
 
-def coder_of(reader: Any) -> str | None:
-    """The coder of a file's first coded layer."""
-    return next((layer.plan.key.coder for layer in reader.layers if layer.plan), None)
+def path_of(reader: Any) -> str | None:
+    """The kernels that decode a file's first coded layer."""
+    from .. import warm
+
+    return next((warm.path_of(layer.plan) for layer in reader.layers if layer.plan), None)

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import DQuantError
 from .console import Console, locate, paint, size
 from .options import CommandParser, common_options
-from .progress import coder_of, prepare_kernels, progress
+from .progress import path_of, prepare_kernels, progress
 
 EPILOG = """\
 Prints one line per finding and exits with 1 if there is any. Reads and decodes
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     total = Path(args.file).stat().st_size
     try:
         with open_file(args.file) as reader:
-            prepare_kernels(console, DECODE, coder_of(reader))
+            prepare_kernels(console, DECODE, path_of(reader))
             with progress(console, "verifying", total) as advance:
                 for finding in reader.verify(advance):
                     findings += 1

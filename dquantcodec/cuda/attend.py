@@ -28,6 +28,7 @@ from .arrays import View, view
 from .device import cupy, device, stream_of
 from .launches import ELEMENTS
 from .nvrtc import cached_kernel
+from .tables import refuse_classes
 
 #: ``AttendParams`` of the device code, byte for byte.
 ATTEND = np.dtype(
@@ -110,6 +111,7 @@ class AttendShape:
 
     @staticmethod
     def of(plan: Plan, group: int, positions: int, warps: int) -> AttendShape:
+        refuse_classes(plan)
         key, value = (StreamShape.of(stream, plan.head_dim) for stream in (plan.key, plan.value))
         substreams = plan.key.substreams
         heads = plan.kv_heads // substreams

@@ -23,7 +23,7 @@ from . import arrays, params
 from .device import Device, Kernel, cupy, device, kernel, stream_of
 from .encoder import Encoder, EncodeTables
 from .launches import ELEMENTS, decode_launch
-from .tables import decode_arrays
+from .tables import decode_arrays, refuse_classes
 
 #: Reason codes of the statuses that only device kernels give (``gpu/include/dquant/decode.cuh``).
 PAGE_REASONS = {4: "page-exponent", 5: "page-affine"}
@@ -67,6 +67,7 @@ class Codec:
         else:
             profile = Profile.named(profile) if isinstance(profile, str) else profile
             self.plan = make_plan(profile, kv_heads, head_dim)
+        refuse_classes(self.plan)
         self.layout = PageLayout.of(self.plan)
         self.device = _device(device)
         self._encoders: dict[tuple[str, str], Encoder] = {}

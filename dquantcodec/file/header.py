@@ -8,13 +8,15 @@ from itertools import pairwise
 
 from ..errors import ChecksumError, FormatError, InputError, LimitError, TruncatedError, UnsupportedError
 from ..plan import Plan
+from .groupings import pack_groupings, parse_classes, parse_groupings
 from .info import Info
 from .layer import Layer
-from .plans import pack_plans, parse_plan, parse_signs, parse_tables
+from .plans import Numbered, pack_plans, parse_plan, parse_signs, parse_tables
 from .structs import (
     BLOCK,
     DTYPES,
     LAYER,
+    MAX_FILE_CLASSES,
     MAX_HEADER,
     MAX_JSON,
     MAX_LAYERS,
@@ -70,7 +72,8 @@ class Header:
         plans: dict[int, Plan] = {id(layer.plan): layer.plan for layer in self.layers if layer.plan}
         places = {key: place for place, key in enumerate(plans)}
         _check_windows(list(plans.values()), InputError)
-        profiles, tables, signs = pack_plans(list(plans.values()))
+        profiles, tables, signs, used = pack_plans(list(plans.values()))
+        classes, groupings = pack_groupings(used)
         layers = b"".join(
             LAYER.pack(
                 STORAGES[layer.storage], DTYPES[layer.dtype], places.get(id(layer.plan), NO_PROFILE), layer.kv_heads,
@@ -78,7 +81,7 @@ class Header:
             )
             for layer in self.layers
         )  # fmt: skip
-        sections = [profiles, layers, b"".join(tables), b"".join(signs), self.info.pack()]
+        sections = [profiles, layers, *map(b"".join, (tables, signs, classes, groupings)), self.info.pack()]
         offsets = [START.size]
         for section in sections:
             offsets.append(offsets[-1] + len(section))
@@ -87,8 +90,8 @@ class Header:
             raise LimitError(f"the header takes {size} bytes; at most {MAX_HEADER} are allowed", code="limit-header")
         start = START.pack(
             SIGNATURE, *VERSION, size, 0, self.optional_features, self.file_id, len(self.layers), self.sequences,
-            len(plans), len(tables), len(signs), self.sinks, self.recent, *offsets[:-1], len(sections[-1]), bytes(24),
-            0,
+            len(plans), len(tables), len(signs), self.sinks, self.recent, *offsets[:4], offsets[6], len(sections[-1]),
+            len(classes), len(groupings), *offsets[4:6], bytes(8), 0,
         )  # fmt: skip
         block = bytearray((start + b"".join(sections)).ljust(size, b"\0"))
         block[_CRC] = _block_crc(bytes(block)).to_bytes(4, "little")
@@ -104,8 +107,8 @@ def parse_header(data: Bytes) -> Header:
     """
     block = _checked_block(data)
     (_, _, _, size, required, optional, file_id, layers, sequences, profiles, tables, signs, sinks, recent,
-     profiles_at, layers_at, tables_at, signs_at, json_at, json_bytes, reserved,
-     _) = START.unpack_from(block)  # fmt: skip
+     profiles_at, layers_at, tables_at, signs_at, json_at, json_bytes, classes, groupings, classes_at, groupings_at,
+     reserved, _) = START.unpack_from(block)  # fmt: skip
     if required:
         bit = (required & -required).bit_length() - 1
         raise UnsupportedError(
@@ -116,7 +119,13 @@ def parse_header(data: Bytes) -> Header:
     if any(reserved):
         raise FormatError("reserved bytes of the header's start are not zero", code="header-reserved")
     _check_counts(layers, sequences)
-    for name, count, most in (("profiles", profiles, layers), ("tables", tables, MAX_TABLES), ("signs", signs, layers)):
+    for name, count, most in (
+        ("profiles", profiles, layers),
+        ("tables", tables, MAX_TABLES),
+        ("signs", signs, layers),
+        ("classes", classes, MAX_FILE_CLASSES),
+        ("groupings", groupings, 2 * layers),
+    ):
         if count > most:
             raise LimitError(f"the header counts {count} {name}; at most {most} are allowed", code=f"limit-{name}")
     if json_bytes > MAX_JSON:
@@ -128,13 +137,18 @@ def parse_header(data: Bytes) -> Header:
     stored_tables, end = parse_tables(block, tables_at, tables, size)
     _check_section("sign vectors", signs_at, end, size)
     stored_signs, end = parse_signs(block, signs_at, signs, size)
+    _check_section("classes", classes_at, end, size)
+    stored_classes, end = parse_classes(block, classes_at, classes, size)
+    _check_section("groupings", groupings_at, end, size)
+    stored_groupings, end = parse_groupings(block, groupings_at, groupings, size, stored_classes)
     _check_section("JSON", json_at, end, size)
     _check_section("end", align(json_at + json_bytes, BLOCK), size, size)
     if any(block[json_at + json_bytes :]):
         raise FormatError("the bytes after the header's JSON are not zero", code="header-reserved")
 
     entries = [block[at : at + PROFILE_BYTES] for at in range(profiles_at, layers_at, PROFILE_BYTES)]
-    plans = [parse_plan(entry, number, stored_tables, stored_signs) for number, entry in enumerate(entries)]
+    named = Numbered(stored_tables, stored_signs, stored_groupings)
+    plans = [parse_plan(entry, number, named) for number, entry in enumerate(entries)]
     _check_windows(plans, FormatError)
     entries = [block[at : at + LAYER.size] for at in range(layers_at, tables_at, LAYER.size)]
     parsed = tuple(_parse_layer(entry, place, plans) for place, entry in enumerate(entries))

@@ -33,7 +33,8 @@ class Layer:
         ``"bfloat16"``, ``"float16"`` or ``"float32"``: the dtype of appended arrays, of exact rows, and what reads
         return unless told otherwise.
     profile
-        A profile's name, a :class:`Profile` or a ready :class:`Plan`; only for coded layers.
+        A profile's name, a :class:`Profile` or a ready :class:`Plan`; only for coded layers.  Variance classes of a
+        profile are fitted to the first tokens of the file.
     storage
         ``"coded"`` (pages; leading and newest tokens exact), ``"exact"`` (every token exact) or ``"absent"``.
     number
@@ -92,6 +93,13 @@ class Layer:
                 code="layer-profile",
             )
         return replace(self, profile=plan, number=number if self.number is None else self.number)
+
+    @property
+    def fitted_profile(self) -> Profile | None:
+        """The profile that a plan is to be fitted to the layer's tokens for; None for a ready plan or no classes."""
+        profile = Profile.named(self.profile) if isinstance(self.profile, str) else self.profile
+        fits = isinstance(profile, Profile) and (profile.key.classes or profile.value.classes)
+        return profile if fits and isinstance(profile, Profile) else None
 
     @property
     def profile_sinks(self) -> int:

@@ -43,6 +43,10 @@ class Pending:
             queue.append(np.array(array, order="C"))
         self.end += len(rows[0])
 
+    def peek(self, start: int, stop: int) -> list[NDArray[Any]]:
+        """Rows ``start`` to ``stop`` of those that wait, which stay."""
+        return [np.concatenate(queue)[start:stop] for queue in self._portions]
+
     def take(self, tokens: int) -> list[NDArray[Any]]:
         """Remove and return the oldest ``tokens`` tokens (or all, if fewer wait)."""
         tokens = min(tokens, self.waiting)

@@ -7,12 +7,14 @@ machines.  Parsing rebuilds exactly the :class:`Plan` that was packed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DQuantError, FormatError, LimitError, UnsupportedError
-from ..plan import Plan, StreamPlan
+from ..grouping import Grouping
+from ..plan import Plan, StreamPlan, grouped
 from ..profile import MAX_LETTERS, TILE
 from .layer import check_geometry
 from .structs import (
@@ -28,33 +30,34 @@ from .structs import (
     PROFILE_BYTES,
     QUANTISER_SCALAR,
     ROTATION_HADAMARD,
+    ROTATION_NONE,
     SIGNS,
+    STEP,
     STREAM,
     TABLE,
     align,
 )
 
-#: Tables and sign vectors start on multiples of this.
-STEP = 8
-
 Table = tuple[int, NDArray[np.uint16]]
 """Precision ``p`` and the frequencies, summing to ``2**p``."""
 
 
-def pack_plans(plans: Sequence[Plan]) -> tuple[bytes, list[bytes], list[bytes]]:
-    """Profile entries of ``plans`` in order, then the tables and the sign vectors they number, each stored once."""
+def pack_plans(plans: Sequence[Plan]) -> tuple[bytes, list[bytes], list[bytes], list[Grouping]]:
+    """Profile entries of ``plans`` in order, then what they number: tables and sign vectors, each stored once, and
+    groupings."""
     tables: dict[bytes, int] = {}
     signs: dict[bytes, int] = {}
-    entries = b"".join(_pack_plan(plan, tables, signs) for plan in plans)
+    groupings: dict[Grouping, int] = {}
+    entries = b"".join(_pack_plan(plan, tables, signs, groupings) for plan in plans)
     if len(tables) > MAX_TABLES:
         raise LimitError(
             f"the layers use {len(tables)} different letter tables; a file holds at most {MAX_TABLES}",
             code="limit-tables",
         )
-    return entries, list(tables), list(signs)
+    return entries, list(tables), list(signs), list(groupings)
 
 
-def _pack_plan(plan: Plan, tables: dict[bytes, int], signs: dict[bytes, int]) -> bytes:
+def _pack_plan(plan: Plan, tables: dict[bytes, int], signs: dict[bytes, int], groupings: dict[Grouping, int]) -> bytes:
     name = plan.profile_name.encode()[:32].decode(errors="ignore").encode()
     packed_signs = _padded(SIGNS.pack(plan.values, bytes(4)) + np.packbits(plan.signs < 0, bitorder="little").tobytes())
     sign_vector = signs.setdefault(packed_signs, len(signs))
@@ -66,13 +69,20 @@ def _pack_plan(plan: Plan, tables: dict[bytes, int], signs: dict[bytes, int]) ->
                 "(give fewer bytes or more sub-streams)",
                 code="profile-words",
             )
+        shared = (CODERS[stream.coder], QUANTISER_SCALAR, GRIDS[stream.grid])
+        mean = MEAN_INT8 if stream.mean else MEAN_NONE
+        if stream.grouping is not None:
+            entry += STREAM.pack(
+                *shared, 0, 0, 0, stream.substreams, mean, stream.words, 0, ROTATION_NONE, 1, sign_vector, stream.step,
+                GAINS[stream.gain], 0, groupings.setdefault(stream.grouping, len(groupings)), bytes(36),
+            )  # fmt: skip
+            continue
         frequencies = stream.frequencies.astype("<u2")
         packed = _padded(TABLE.pack(frequencies.size, stream.precision) + frequencies.tobytes())
         entry += STREAM.pack(
-            CODERS[stream.coder], QUANTISER_SCALAR, GRIDS[stream.grid], stream.letter, stream.levels, stream.precision,
-            stream.substreams, MEAN_INT8 if stream.mean else MEAN_NONE, stream.words,
+            *shared, stream.letter, stream.levels, stream.precision, stream.substreams, mean, stream.words,
             tables.setdefault(packed, len(tables)), ROTATION_HADAMARD, 1, sign_vector, stream.step,
-            GAINS[stream.gain], bytes(39),
+            GAINS[stream.gain], 0, 0, bytes(36),
         )  # fmt: skip
     return entry
 
@@ -131,7 +141,16 @@ def parse_signs(block: bytes, offset: int, count: int, end: int) -> tuple[list[N
     return vectors, offset
 
 
-def parse_plan(entry: bytes, number: int, tables: Sequence[Table], signs: Sequence[NDArray[np.int8]]) -> Plan:
+@dataclass(frozen=True, eq=False)
+class Numbered:
+    """What profile entries name by number."""
+
+    tables: Sequence[Table]
+    signs: Sequence[NDArray[np.int8]]
+    groupings: Sequence[Grouping]
+
+
+def parse_plan(entry: bytes, number: int, named: Numbered) -> Plan:
     """The plan of profile entry ``number`` (192 bytes).
 
     Raises :class:`FormatError`, :class:`LimitError` or, for fields this version cannot decode,
@@ -148,11 +167,13 @@ def parse_plan(entry: bytes, number: int, tables: Sequence[Table], signs: Sequen
         "window",
         f"a window of {window} tokens",
     )
-    key, key_signs = _parse_stream(entry, PROFILE.size, number, "key", kv_heads, tables)
-    value, value_signs = _parse_stream(entry, PROFILE.size + STREAM.size, number, "value", kv_heads, tables)
+    key, key_signs = _parse_stream(entry, PROFILE.size, number, "key", (kv_heads, head_dim), named)
+    value, value_signs = _parse_stream(entry, PROFILE.size + STREAM.size, number, "value", (kv_heads, head_dim), named)
     _require(key_signs == value_signs, UnsupportedError, number, "rotation", "different signs for keys and values")
-    _require(key_signs < len(signs), FormatError, number, "signs", f"sign vector {key_signs} of {len(signs)}")
-    vector = signs[key_signs]
+    _require(
+        key_signs < len(named.signs), FormatError, number, "signs", f"sign vector {key_signs} of {len(named.signs)}"
+    )
+    vector = named.signs[key_signs]
     _require(vector.size == kv_heads * head_dim, FormatError, number, "signs", f"a vector of {vector.size} signs")
     try:
         text = name.rstrip(b"\0").decode()
@@ -162,10 +183,11 @@ def parse_plan(entry: bytes, number: int, tables: Sequence[Table], signs: Sequen
 
 
 def _parse_stream(
-    entry: bytes, offset: int, number: int, kind: str, kv_heads: int, tables: Sequence[Table]
+    entry: bytes, offset: int, number: int, kind: str, geometry: tuple[int, int], named: Numbered
 ) -> tuple[StreamPlan, int]:
     (coder, quantiser, grid, letter, levels, precision, substreams, mean, words, table, rotation, groups, sign_vector,
-     step, gain, reserved) = STREAM.unpack_from(entry, offset)  # fmt: skip
+     step, gain, zero, grouping, reserved) = STREAM.unpack_from(entry, offset)  # fmt: skip
+    tables, kv_heads = named.tables, geometry[0]
     coders, grids, gains = ({code: name for name, code in names.items()} for names in (CODERS, GRIDS, GAINS))
 
     def require(holds: bool, error: type[DQuantError], field: str, found: str) -> None:
@@ -176,9 +198,27 @@ def _parse_stream(
     require(grid in grids, UnsupportedError, "grid", f"grid {grid}")
     require(gain in gains, UnsupportedError, "gain", f"gain {gain}")
     require(mean in (MEAN_NONE, MEAN_INT8), UnsupportedError, "mean", f"mean mode {mean}")
-    require(rotation == ROTATION_HADAMARD, UnsupportedError, "rotation", f"rotation {rotation}")
+    known_rotation = rotation in (ROTATION_NONE, ROTATION_HADAMARD)
+    require(known_rotation, UnsupportedError, "rotation", f"rotation {rotation}")
     require(groups == 1, UnsupportedError, "groups", f"{groups} head groups")
-    _require_zero(reserved, f"profile {number}")
+    _require_zero(bytes([zero]) + reserved, f"profile {number}")
+    require(substreams in (1, 2, 4), LimitError, "substreams", f"{substreams} sub-streams")
+    require(kv_heads % substreams == 0, FormatError, "heads", f"{substreams} sub-streams of {kv_heads} heads")
+    require(2 <= words <= MAX_WORDS, LimitError, "words", f"{words} words")
+    if rotation == ROTATION_NONE:
+        require((letter, levels, precision, table) == (0, 0, 0, 0), FormatError, "grouping", "a letter table, too,")
+        require(
+            (coders[coder], grids[grid]) == ("prefix", "mid-tread") and 0 < step <= 64, FormatError, "grouping",
+            f"a grouping with coder {coder}, grid {grid} and step {step}",
+        )  # fmt: skip
+        require(grouping < len(named.groupings), FormatError, "grouping", f"grouping {grouping}")
+        found = named.groupings[grouping]
+        require(
+            (found.heads, found.head_dim) == geometry, FormatError, "grouping",
+            f"a grouping of {found.heads} heads of {found.head_dim} values",
+        )  # fmt: skip
+        return grouped(words, substreams, mean == MEAN_INT8, step, gains[gain], found), sign_vector
+    require(grouping == 0, FormatError, "grouping", "a grouping beside a rotation")
     require(2 <= levels <= 64, LimitError, "levels", f"{levels} levels")
     if grids[grid] == "mid-tread":
         require(levels % 2 == 1, FormatError, "levels", f"a mid-tread grid of {levels} levels")
@@ -193,9 +233,6 @@ def _parse_stream(
         "letter",
         f"{letter} symbols a letter",
     )
-    require(substreams in (1, 2, 4), LimitError, "substreams", f"{substreams} sub-streams")
-    require(kv_heads % substreams == 0, FormatError, "heads", f"{substreams} sub-streams of {kv_heads} heads")
-    require(2 <= words <= MAX_WORDS, LimitError, "words", f"{words} words")
     require(table < len(tables), FormatError, "table", f"letter table {table} of {len(tables)}")
     bits, frequencies = tables[table]
     require(

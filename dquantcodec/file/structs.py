@@ -23,6 +23,8 @@ VERSION: Final = (0, 9)
 BLOCK: Final = 4096
 #: Arrays inside a record start on multiples of this.
 ALIGN: Final = 64
+#: Tables, sign vectors, classes and groupings of the header start on multiples of this.
+STEP: Final = 8
 
 MAX_HEADER = 16 << 20
 MAX_JSON = 64 << 10
@@ -30,6 +32,7 @@ MAX_JSON_DEPTH = 16
 MAX_LAYERS = 1024
 MAX_SEQUENCES = 65536
 MAX_TABLES = 2048
+MAX_FILE_CLASSES = 1024
 MAX_WORDS = 32767
 MAX_WINDOW = 4096
 MAX_RUN = 1024
@@ -42,19 +45,26 @@ NO_PROFILE: Final = 0xFFFF
 
 #: signature, major, minor, block bytes, required and optional features, file id, counts (layers, sequences,
 #: profiles, tables, sign vectors), sinks, recent, offsets (profiles, layers, tables, signs, JSON), JSON bytes,
-#: reserved, CRC32C of the block without this field.
-START = struct.Struct("<8sHHIQQ16s5I2I6I24sI")
+#: classes, groupings and their offsets, reserved, CRC32C of the block without this field.
+START = struct.Struct("<8sHHIQQ16s5I2I6I4I8sI")
 #: heads, head_dim, window, reserved, name, reserved; the key and value stream entries follow.
 PROFILE = struct.Struct("<III4s32s16s")
 #: coder, quantiser, grid, letter, levels, precision, substreams, mean mode, words, table, rotation, head groups,
-#: sign vector, step, gain, reserved.
-STREAM = struct.Struct("<8BHHBBHdB39s")
+#: sign vector, step, gain, reserved, grouping, reserved.
+STREAM = struct.Struct("<8BHHBBHdBBH36s")
 #: storage, dtype, profile, heads, head_dim, layer number of the model, reserved.
 LAYER = struct.Struct("<BBHIII16s")
 #: letters, precision; the u16 frequencies follow.
 TABLE = struct.Struct("<II")
 #: bits, reserved; the packed signs follow.
 SIGNS = struct.Struct("<I4s")
+#: largest level, reserved, gain; the u16 frequencies of the levels from 0 up follow.
+CLASS = struct.Struct("<BBH")
+#: heads, head_dim, coded channels of a head, groups of a head, tables, reserved; tables, shapes of groups, heads,
+#: tables of groups and the channels' order follow.
+GROUPING = struct.Struct("<HHHHB7s")
+#: precision, fields, reserved, classes of the fields.
+GROUPING_TABLE = struct.Struct("<BBH4H")
 #: magic, type, version, payload bytes, first token, tokens, sequence, number, flags, salt, epoch, table CRC,
 #: reserved, CRC32C of the bytes before it.
 RECORD = struct.Struct("<IHHQQIIII8sIIII")
@@ -69,6 +79,7 @@ RECORD_BYTES: Final = RECORD.size
 assert START.size == 128
 assert (PROFILE.size, STREAM.size, PROFILE_BYTES, LAYER.size) == (64, 64, 192, 32)
 assert (TABLE.size, SIGNS.size) == (8, 8)
+assert (CLASS.size, GROUPING.size, GROUPING_TABLE.size) == (4, 16, 12)
 assert (RECORD.size, ROWS_ENTRY.size, TRAILER.size) == (64, 16, 64)
 assert BLOCK % ALIGN == 0 and RECORD.size % ALIGN == 0
 
@@ -93,6 +104,7 @@ GRIDS: Final = {"min-max": 0, "mid-tread": 1}
 GAINS: Final = {"least-squares": 0, "unbiased": 1}
 MEAN_NONE: Final = 0
 MEAN_INT8: Final = 1
+ROTATION_NONE: Final = 0
 ROTATION_HADAMARD: Final = 1
 
 

@@ -13,6 +13,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, LimitError
+from ..profile import Profile
 from . import structs
 from .header import Header
 from .incoming import incoming_rows
@@ -36,6 +38,11 @@ from .structs import EXACT_ONLY, PAGES, RECORD_BYTES, ROWS, ROWS_ENTRY, RecordHe
 RECORD_TARGET = 8 << 20
 #: Rows taken in at a time, all layers together.
 PORTION_BYTES = 16 << 20
+#: Tokens that plans are fitted to; a finished sequence may have fewer, but not fewer than the least.
+FIT_TOKENS = 512
+LEAST_TOKENS = 32
+#: Sequences with too few tokens that wait for one with enough.
+MOST_SHORT = 64
 
 
 def create(
@@ -63,6 +70,9 @@ def create(
     ``progress`` is called with the number of tokens just taken in.  Neither ``threads`` nor how tokens are portioned
     over calls changes a byte of the file.
 
+    Layers whose profile has variance classes are fitted to the first 512 tokens that are to be coded, of the sequence
+    that has them first; nothing is written until then.  Plans made by :func:`dquantcodec.fit_plan` need no waiting.
+
     Raises :class:`InputError` and :class:`LimitError` before anything is written, OSError where the file system does.
     """
     from .. import __version__
@@ -77,7 +87,8 @@ def create(
     info = Info(model, revision, positions_start, shard, f"dquantcodec {__version__}", dict(metadata or {}))
     resolved = tuple(layer.resolved(number) for number, layer in enumerate(layers))
     header = Header(_file_id or secrets.token_bytes(16), resolved, sequences, sinks, recent, info)
-    return Writer(Path(os.path.realpath(path)), header, threads, progress, _record_target)
+    fitted = [layer.fitted_profile for layer in layers]
+    return Writer(Path(os.path.realpath(path)), header, fitted, threads, progress, _record_target)
 
 
 class Writer:
@@ -91,19 +102,23 @@ class Writer:
         self,
         path: Path,
         header: Header,
+        fitted: Sequence[Profile | None],
         threads: int,
         progress: Callable[[int], object] | None,
         record_target: int,
     ) -> None:
-        from ..codec import Codec
-
-        block = header.pack()
+        header.pack()  # raises whatever the header has to say before anything is written
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a directory; name a file", str(path))
         if not path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
         self.path = path
         self._header = header
+        self._fitted = fitted
+        self._begun = False
+        #: Finished sequences with too few tokens to fit a plan to; they wait for one that has enough.
+        self._short: list[tuple[int, Pending]] = []
+        self._threads = threads
         self._progress = progress
         self._run = RunLayout.of(header)
         self._exact = [place for place, layer in enumerate(header.layers) if layer.storage == "exact"]
@@ -111,9 +126,6 @@ class Writer:
         # Threads take layers where there are several, otherwise the pages of the one layer.
         shared = len(self._run.layers) > 1
         self._pool = ThreadPoolExecutor(threads) if shared and threads > 1 else None
-        plans = {id(layer.plan): layer.plan for layer in header.layers if layer.plan}
-        codecs = {key: Codec(plan, threads=1 if shared else threads) for key, plan in plans.items()}
-        self._codecs = [codecs[id(header.layers[place].plan)] for place in self._run.layers]
         #: Tokens encoded at a time; without coded layers any number serves.
         self._window = header.window or 128
         exact_bytes = self._window * sum(2 * header.layers[place].row_bytes for place in self._exact)
@@ -125,8 +137,9 @@ class Writer:
         self._records: list[bytes] = []
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
         self._file: IO[bytes] | None = self._temporary.open("xb")
-        with self._aborting():
-            self._write(block)
+        if not any(fitted):
+            with self._aborting():
+                self._begin(header)
 
     def append(
         self, keys: Sequence[NDArray[Any] | None], values: Sequence[NDArray[Any] | None], sequence: int = 0
@@ -178,6 +191,8 @@ class Writer:
         for sequence in sorted(self._pending):
             self.finish(sequence)
         with self._aborting():
+            if not self._begun:
+                self._begin(self._header)
             self._write_index()
             file = self._open_file()
             file.flush()
@@ -194,6 +209,7 @@ class Writer:
         if file is None:
             return
         self._pending.clear()
+        self._short.clear()
         self._stop_threads()
         # A full disk fails again while buffers are flushed; the file goes anyway.
         with contextlib.suppress(OSError):
@@ -231,9 +247,49 @@ class Writer:
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
 
+    def _begin(self, header: Header) -> None:
+        """Write the header block; pages are encoded by its plans from here on."""
+        from ..codec import Codec
+
+        self._header = header
+        self._begun = True
+        shared = len(self._run.layers) > 1
+        plans = {id(layer.plan): layer.plan for layer in header.layers if layer.plan}
+        codecs = {key: Codec(plan, threads=1 if shared else self._threads) for key, plan in plans.items()}
+        self._codecs = [codecs[id(header.layers[place].plan)] for place in self._run.layers]
+        self._write(header.pack())
+        for sequence, pending in self._short:
+            self._advance(sequence, pending, last=True)
+        self._short.clear()
+
+    def _fit(self, rows: list[NDArray[Any]]) -> Header:
+        """The header with plans fitted to ``rows`` (key, value of each present layer), which follow the sinks."""
+        from ..fit import fit_plan
+
+        pairs = {place: rows[2 * i : 2 * i + 2] for i, place in enumerate(self._present)}
+
+        def fit(place: int) -> Layer:
+            layer, profile = self._header.layers[place], self._fitted[place]
+            if profile is None:
+                return layer
+            with _telling_tokens(place, self._header.sinks):
+                return replace(layer, profile=fit_plan(profile, *pairs[place]))
+
+        places = range(len(self._header.layers))
+        layers = self._pool.map(fit, places) if self._pool else map(fit, places)
+        return replace(self._header, layers=tuple(layers))
+
     def _advance(self, sequence: int, pending: Pending, last: bool = False) -> None:
         """Write and encode whatever of ``pending`` need not wait; ``last``: all of it."""
         sinks, recent = self._header.sinks, self._header.recent
+        if not self._begun:
+            ready = min(FIT_TOKENS, pending.waiting - sinks - recent)
+            if ready < FIT_TOKENS and not last:
+                return
+            if ready < LEAST_TOKENS and len(self._short) < MOST_SHORT:
+                self._short.append((sequence, pending))
+                return
+            self._begin(self._fit(pending.peek(sinks, sinks + ready)) if ready >= LEAST_TOKENS else self._header)
         if pending.start < sinks and (last or pending.end >= sinks):
             self._write_rows(sequence, pending.start, pending.take(sinks - pending.start), self._present)
         if pending.start >= sinks:
@@ -258,7 +314,9 @@ class Writer:
 
         def encode(slot: int) -> NDArray[np.uint8]:
             place = self._run.layers[slot]
-            return _encode(self._codecs[slot], pairs[place], place, first)
+            with _telling_tokens(place, first):
+                pages: NDArray[np.uint8] = self._codecs[slot].encode(*pairs[place]).data
+                return pages
 
         slots = range(len(self._run.layers))
         pages = list(self._pool.map(encode, slots) if self._pool else map(encode, slots))
@@ -321,11 +379,11 @@ class Writer:
         self._open_file().write(buffer)
 
 
-def _encode(codec: Any, rows: list[NDArray[Any]], layer: int, first: int) -> NDArray[np.uint8]:
-    """Pages of one layer's keys and values, errors told in tokens of the sequence."""
+@contextlib.contextmanager
+def _telling_tokens(layer: int, first: int) -> Iterator[None]:
+    """Errors about numbers that are not finite, told in tokens of the sequence."""
     try:
-        pages: NDArray[np.uint8] = codec.encode(*rows).data
-        return pages
+        yield
     except InputError as error:
         if error.code != "input-nonfinite":
             raise

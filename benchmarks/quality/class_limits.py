@@ -1,0 +1,182 @@
+"""What the limits of variance classes cost: how far levels reach, what becomes of values beyond, letters and tables.
+
+    python benchmarks/quality class_limits --out FOLDER [--model smollm2] [--json FILE]
+
+Letters are what a GPU decodes one after another, tables what its shared memory holds, so both are limited, and so are
+the levels of a class.  Every variant changes one choice of profile ``2.26``.  The library itself has no switch for
+reach and clipping: here its classes are designed anew and its stretching of the step is taken out.  Choices were made
+on three documents (novel, jargon, config), which are the default here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from unittest import mock
+
+import models
+import numpy as np
+import ours
+import texts
+import torch
+from divergence import Window
+from evaluate import evaluate, summary
+from method import Coded, Method
+from numpy.typing import NDArray
+
+from dquantcodec import PROFILES, Codec, Profile, classes, encode, fit, table_choice
+from dquantcodec.grid import row_squares
+from dquantcodec.grouping import Grouping
+from dquantcodec.profile import ClassRule
+
+PROFILE = "2.26"
+BASELINE = f"dquantcodec paper as large as {PROFILE}"
+DOCUMENTS = ("novel", "jargon", "config")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A change of the classes: what a :class:`ClassRule` can say, how far levels reach in standard deviations, and
+    whether values beyond are clipped instead of stretching the token's step."""
+
+    name: str
+    field_bits: int = 10
+    table_bytes: int = 24 << 10
+    precision: int = 12
+    reach: float = classes.REACH
+    clip: bool = False
+
+    def profile(self) -> Profile:
+        profile = PROFILES[PROFILE]
+        kinds = {
+            kind: replace(
+                getattr(profile, kind),
+                classes=ClassRule(source, self.field_bits, self.precision, self.table_bytes),
+            )
+            for kind, source in (("key", "student"), ("value", "normal"))
+        }
+        return replace(profile, **kinds, name=self.name)
+
+
+VARIANTS = (
+    Variant("as it is"),
+    Variant("clipped at 3 deviations", reach=3.0, clip=True),
+    Variant("clipped at 3.5 deviations", clip=True),
+    Variant("clipped at 4.5 deviations", reach=4.5, clip=True),
+    Variant("reach 2.5", reach=2.5),
+    Variant("reach 3", reach=3.0),
+    Variant("reach 4", reach=4.0),
+    Variant("8 field bits", field_bits=8),
+    Variant("11 field bits", field_bits=11),
+    Variant("12 field bits", field_bits=12),
+    Variant("tables of 16 KB", table_bytes=16 << 10),
+    Variant("tables of 48 KB", table_bytes=48 << 10),
+    Variant("tables of 96 KB, codes of 14 bits", table_bytes=96 << 10, precision=14),
+    Variant("reach 6, 96 KB", reach=6.0, table_bytes=96 << 10, precision=14),
+)
+
+
+@contextmanager
+def designed(variant: Variant) -> Iterator[None]:
+    """The library with the classes and the step rule of ``variant``."""
+    with mock.patch.object(classes, "REACH", variant.reach):
+        known = {
+            source: tuple(classes.design(number, source) for number in range(classes.COUNT))
+            for source in ("normal", "student")
+        }
+    scale = _clipping_scale if variant.clip else encode.grouped_scale
+    _forget()
+    with (
+        mock.patch.object(encode, "grouped_scale", scale),
+        mock.patch.object(fit, "classes", known.__getitem__),
+        mock.patch.object(table_choice, "classes", known.__getitem__),
+    ):
+        yield
+    _forget()
+
+
+def _forget() -> None:
+    """Codes and shares are remembered by the numbers of classes, which mean others now."""
+    for cache in (table_choice._lengths, table_choice._shares):
+        cache.cache_clear()
+
+
+def _clipping_scale(x: NDArray[np.float32], step: float, _grouping: Grouping) -> NDArray[np.float16]:
+    squares, peaks = np.empty(len(x), np.float64), np.empty(len(x), np.float64)
+    row_squares(x, squares, peaks)
+    scale: NDArray[np.float16] = (np.sqrt(squares / x.shape[1]) * step).astype(np.float16)
+    return scale
+
+
+class Letters:
+    """Letters of 128 channels and table bytes of the plans a variant was given, keys and values."""
+
+    def __init__(self) -> None:
+        self.letters: list[tuple[float, float]] = []
+        self.tables: list[tuple[int, int]] = []
+
+    def note(self, plan: object) -> None:
+        groupings = [getattr(plan, kind).grouping for kind in ("key", "value")]
+        self.letters.append(tuple(128 * g.letters_per_head / g.head_dim for g in groupings))  # type: ignore[arg-type]
+        self.tables.append(tuple(sum(2 << t.precision for t in g.tables) for g in groupings))  # type: ignore[arg-type]
+
+    def facts(self) -> dict[str, float]:
+        means = [*np.mean(self.letters, axis=0).tolist(), *np.mean(self.tables, axis=0).tolist()]
+        return dict(zip(("key_letters", "value_letters", "key_table_bytes", "value_table_bytes"), means))
+
+
+def method(variant: Variant, letters: Letters) -> Method:
+    def code(keys: NDArray[np.float32], values: NDArray[np.float32]) -> Coded:
+        profile = variant.profile()
+        with designed(variant):
+            plan = fit.fit_plan(profile, keys[profile.sinks :], values[profile.sinks :])
+            letters.note(plan)
+            return ours.round_trip(Codec(plan), keys, values, profile.sinks)
+
+    return Method(f"classes: {variant.name}", "class limits", ours.SOURCE, code)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python benchmarks/quality class_limits", description=__doc__.splitlines()[0])
+    models.add_arguments(parser)
+    texts.add_arguments(parser)
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="a new folder: letters are counted while coding"
+    )
+    parser.add_argument("--documents", nargs="+", default=list(DOCUMENTS), metavar="NAME")
+    parser.add_argument("--context", type=int, default=1152, help="tokens read first; the newest 128 stay exact")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary here")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
+    window = Window(context=arguments.context)
+    documents = [d for d in texts.chosen(arguments, arguments.models) if d.name in arguments.documents]
+    baseline = next(m for m in ours.methods() if m.name == BASELINE)
+    rows = []
+    for name in arguments.model or list(models.WEIGHTS):
+        noted = {variant.name: Letters() for variant in VARIANTS}
+        methods = [baseline, *(method(variant, noted[variant.name]) for variant in VARIANTS)]
+        model = models.load(name, arguments.models, arguments.device, arguments.dtype)
+        found, _ = evaluate(model, documents, methods, window, arguments.out)
+        for row in summary(found, BASELINE):
+            letters = noted.get(row["method"].removeprefix("classes: "), Letters())
+            facts = letters.facts() if letters.letters else {}
+            rows.append({**row, **facts})
+            shown = " ".join(f"{key} {value:.1f}" for key, value in facts.items())
+            ratio = row["kl_ratio"]["mean"]
+            print(f"{row['model']:<9} {row['method']:<44} {row['bits_per_value']:.3f} {ratio:6.2f} {shown}")
+    if arguments.json:
+        document = {
+            "what": __doc__.splitlines()[0],
+            "documents": {document.name: document.sha256 for document in documents},
+            "context": arguments.context,
+            "baseline": BASELINE,
+            "versions": {package: version(package) for package in ("dquantcodec", "numpy", "torch", "transformers")},
+            "rows": rows,
+        }
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0

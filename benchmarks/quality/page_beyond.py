@@ -1,0 +1,159 @@
+"""The documentation's page on what goes beyond the paper, from the JSON files alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from page_parts import bullet, fixed, joined, paragraph, percent, significant, table
+from result_files import Result, model_name
+
+#: Files and what their tables are headed with.
+FILES = {"quality-1024.json": "1,024 coded tokens", "quality-2048.json": "2,048 coded tokens"}
+LIMITS = "quality-class-limits.json"
+
+LEVERS = """
+## The levers
+
+Each paragraph names what was changed; the tables below say what it brings together with the others.
+
+**The first token exact** (`sinks`, one token in the profiles `3.0`, `2.26` and `1.96`). Models attend to the first
+token far more than to any other, so an error in its key or value reaches every output. Its 16 bits per value count.
+
+**A mid-tread grid with a scale alone.** Levels lie around zero, a fixed part of the token's root mean square apart, and
+the code tables are those of the symbols that drift leaves behind. A token stores one FP16 number instead of two.
+
+**A nearly unbiased gain for values.** Least squares makes reconstructions too small by the share of energy that was
+lost. Attention averages values over many tokens, so noise averages out and shrinkage does not: values are lifted until
+bias squared plus an eighth of the noise is least. Keys keep least squares, and values keep their mean.
+
+**Variance classes instead of the rotation.** A rotation makes all channels alike, which one table serves well, and
+throws away that channels differ. Here every channel keeps its variance. All channels of a token share one step; a
+channel's class is its standard deviation in steps, from a ladder of quarter octaves. Wide channels get many levels,
+narrow ones few, and channels that would always be zero none. Eight letters with fields of the same classes form a group
+with a table of its own. The classes come from the tokens themselves and are stored with the plan; the library takes
+them from a sample of a file, an engine once per model.
+
+**Nothing is clipped.** A value beyond the last level of its class is rare and large, and attention looks at just those:
+clipping one value in a thousand costs more than half of all that classes gain. A token with such a value takes a larger
+step instead, so that the value lies on the last level. No escape codes, no list of exceptions: decoders know nothing of
+it.
+
+**Containers by layer** (`dquantcodec.allocate`). Layers differ in what an error does. Bytes go where they lower the
+error most, at the same total. With harm measured on the model this brings most; without, the library estimates it from
+keys and values (or from queries, where there are some).
+"""
+
+
+def load(folder: Path) -> dict[str, Result]:
+    """The results that ``folder`` holds, by file name."""
+    paths = {name: folder / name for name in (*FILES, LIMITS)}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
+
+
+def page(results: dict[str, Result]) -> str:
+    parts = [
+        "# Beyond the paper",
+        paragraph(
+            """At the same number of stored bytes the default profile moves a model's predictions far less than the
+            paper's codec does. This page says by how much, what brings it, and what its limits cost. All figures come
+            from `benchmarks/results/`; how they were measured is on the page [How good is it](quality.md)."""
+        ),
+        *(compared(results[name], what) for name, what in FILES.items() if name in results),
+        LEVERS.strip(),
+    ]
+    if LIMITS in results:
+        parts.append(limits(results[LIMITS]))
+    parts.append(NOT_DONE.strip())
+    return "\n\n".join(parts) + "\n"
+
+
+def compared(result: Result, what: str) -> str:
+    rows = [
+        (
+            model_name(row["model"]),
+            row["method"].removeprefix("dquantcodec "),
+            fixed(row["bits_per_value"]),
+            significant(row["kl"]),
+            _interval(row["kl_ratio_to_paper"], *row["ci"]),
+            _interval(*row["unseen"]) if row["unseen"] else "-",
+            percent(row["top1"]),
+            fixed(row["perplexity_ratio"], 3),
+        )
+        for row in result["rows"]
+    ]
+    head = (
+        "model",
+        "method",
+        "bits/value",
+        "KL, nats",
+        "paper's KL / KL",
+        "on unseen texts",
+        "top-1",
+        "perplexity ratio",
+    )
+    chosen = joined(list(result["chosen_on"]))
+    count = max(len(row["documents"]) for row in result["rows"])
+    text = f"""{count} texts. The ratio is KL of the paper's codec, its containers as large as ours in all, over KL of
+        the method, with a 95 % interval over texts; 1.96 is compared with the paper's codec as large as 1.96. Choices
+        were made on the texts {chosen}; the next column is over the others alone. Bits count every stored byte of the
+        coded tokens, the first token's 16 bits and the plan included."""
+    behind = [
+        f"{model_name(row['model'])}, {row['method'].removeprefix('dquantcodec ')}: {joined(row['worse_than_a_peer'])}"
+        for row in result["rows"]
+        if row["method"] in ("dquantcodec 2.26", "dquantcodec 1.96") and row["worse_than_a_peer"]
+    ]
+    peers = (
+        "Texts on which KIVI, QuaRot or TurboQuant with as many bytes diverge less: " + "; ".join(behind) + "."
+        if behind
+        else "On every text 2.26 and 1.96 diverge less than KIVI, QuaRot and TurboQuant with as many bytes or more."
+    )
+    return f"## {what}\n\n{paragraph(text)}\n\n{table(head, rows)}\n\n{paragraph(peers)}"
+
+
+def limits(result: Result) -> str:
+    models = list(dict.fromkeys(row["model"] for row in result["rows"]))
+    variants = [row["method"] for row in result["rows"] if row["model"] == models[0] and "key_letters" in row]
+    rows = [
+        (
+            variant.removeprefix("classes: "),
+            *(cell for model in models for cell in _limit(result["rows"], model, variant)),
+        )
+        for variant in variants
+    ]
+    head = ("variant", *(f"{model_name(model)}: {what}" for model in models for what in ("ratio", "letters", "tables")))
+    text = """What decoders can do is limited: letters are decoded one after another, tables have to fit the memory
+        beside a GPU's cores, fields are bits of a table's entry. Each row changes one limit of profile 2.26. The ratio
+        is that of the tables above, over the texts that choices were made on; letters are those of 128 channels and
+        tables KB, of keys and of values."""
+    chosen = bullet(
+        """**What was chosen**: levels that reach 3.5 standard deviations, the step stretched for what lies beyond, ten
+        field bits, 24 KB of tables for a kind. Twelve field bits need fewer letters, with less gain; fewer tables cost
+        little."""
+    )
+    return f"## What limits cost\n\n{paragraph(text)}\n\n{table(head, rows)}\n\n{chosen}"
+
+
+def _limit(rows: Sequence[Result], model: str, variant: str) -> tuple[str, str, str]:
+    found = next((row for row in rows if (row["model"], row["method"]) == (model, variant)), None)
+    if found is None or "key_letters" not in found:
+        return "-", "-", "-"
+    letters = f"{found['key_letters']:.0f} + {found['value_letters']:.0f}"
+    tables = f"{found['key_table_bytes'] / 1024:.0f} + {found['value_table_bytes'] / 1024:.0f}"
+    return fixed(found["kl_ratio"]["mean"], 1), letters, tables
+
+
+def _interval(mean: float, low: float, high: float) -> str:
+    return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
+NOT_DONE = """
+## What was not done
+
+- Transforms before RoPE (a stored matrix per head, keys coded before their positions are turned in) promise another
+  factor of two to three in an earlier study of the same models, with calibration texts and a matrix product per key in
+  the decoder. The format keeps fields for them; the library has none.
+- Two small models were measured. Their keys and values differ from those of large ones in number of heads and size;
+  ratios on 8-billion-parameter models may be smaller.
+"""

@@ -1,0 +1,258 @@
+"""Fitting a plan to data: variance classes, the order of channels, shapes of groups and their letter tables.
+
+Nothing is trained: what is taken from the data is one standard deviation per channel, and it is stored with the plan,
+so any tokens of the same layer will do.  A file fits its layers to its own first page or to a sample; an engine fits
+once per model and keeps the plans.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import means
+from .arrays import as_tensor, check_finite, to_float32
+from .classes import LEAST_ENTROPY, ChannelClass, classes, deviation, nearest
+from .encode import page_exponent
+from .errors import InputError
+from .grouping import (
+    MAX_FIELDS,
+    MAX_GROUP_LETTERS,
+    Grouping,
+    Table,
+    zero_bits,
+)
+from .mid_tread import FILL
+from .page import KINDS
+from .plan import Plan, StreamPlan, check_capacity, grouped, make_plan
+from .profile import ClassRule, Profile
+from .table_choice import Classes, choose_tables, expected
+
+#: Parts of a container that a typical token is fitted to, the first that works.
+SHARES = (1.0, 0.8, 0.6, 0.45, 0.3)
+#: Where levels of zero alone take more of a container than this, letters are too few to tell channels apart.
+MOST_ZEROS = 0.85
+#: Windows of a sample from a long sequence.
+SAMPLE_WINDOWS = 8
+
+
+def fit_plan(
+    profile: str | Profile, keys: ArrayLike | Any, values: ArrayLike | Any, *, words: tuple[int, int] | None = None
+) -> Plan:
+    """The plan of ``profile`` with variance classes fitted to keys and values ``[T, H, D]`` of one layer.
+
+    ``T`` may be a sample of tokens: windows of consecutive ones, a few hundred tokens or more.  A kind whose profile
+    has no ``classes``, or whose sample is all zero, stays rotated.  ``words`` are those of a sub-stream's container of
+    keys and of values, in place of the profile's.
+
+    >>> import numpy as np
+    >>> keys, values = np.random.default_rng(0).standard_normal((2, 256, 2, 64)) * np.geomspace(0.1, 3, 64)
+    >>> fit_plan("2.26", keys.astype(np.float32), values.astype(np.float32)).key.grouping.letters_per_head
+    32
+
+    Raises :class:`InputError` for a wrong shape or dtype and for NaN or infinity, and :class:`CapacityError` for a
+    container that could not hold even the cheapest letters.
+    """
+    profile = Profile.named(profile) if isinstance(profile, str) else profile
+    tensors = []
+    for array, kind in zip((keys, values), KINDS):
+        shape = np.shape(array)
+        if len(shape) != 3:
+            raise InputError(f"{kind}s have shape {shape}; expected [T, H, D]", code="input-shape", kind=kind)
+        x = to_float32(as_tensor(array, kind, shape[1], shape[2]))
+        check_finite(x, kind, 0)
+        tensors.append(x)
+    if tensors[0].shape != tensors[1].shape:
+        raise InputError(
+            f"keys have shape {tensors[0].shape} but values {tensors[1].shape}", code="input-shape", kind="value"
+        )
+    plan = make_plan(profile, *tensors[0].shape[1:])
+    fitted = {}
+    for x, kind, count in zip(tensors, KINDS, words or (plan.key.words, plan.value.words)):
+        stream = replace(getattr(plan, kind), words=count) if words else getattr(plan, kind)
+        fitted[kind] = fit_stream(x, getattr(profile, kind).classes, plan, stream)
+        if fitted[kind].grouping is None:
+            check_capacity(kind, fitted[kind], plan.kv_heads, plan.head_dim)
+    return replace(plan, key=fitted["key"], value=fitted["value"])
+
+
+def sample_windows(tokens: int, sequences: int, window: int) -> Iterator[tuple[int, int, int]]:
+    """``(sequence, start, stop)`` of up to eight windows, evenly spaced over ``sequences`` of ``tokens`` tokens each.
+
+    >>> list(sample_windows(1000, 2, 128))[:3]
+    [(0, 0, 128), (0, 256, 384), (0, 512, 640)]
+    """
+    windows = -(-tokens // window)
+    count = min(SAMPLE_WINDOWS, windows * sequences)
+    for i in range(count):
+        sequence, number = divmod(i * windows * sequences // count, windows)
+        yield sequence, number * window, min((number + 1) * window, tokens)
+
+
+def fit_stream(x: NDArray[np.float32], rule: ClassRule | None, plan: Plan, stream: StreamPlan) -> StreamPlan:
+    """``stream`` with a grouping fitted to float32 ``[T, H, D]``; as it is without a rule or anything to fit to."""
+    sigma = deviations(x, plan.window, stream.mean) if rule else None
+    if rule is None or sigma is None:
+        return stream
+    bits = 32 * stream.words - 1
+    sigma = sigma.reshape(plan.kv_heads, plan.head_dim)
+    # A loud head has no more than its own sub-stream: then a larger step for all.
+    for share in SHARES if stream.substreams > 1 else SHARES[:1]:
+        found = _Search(sigma, rule, stream.gain, share * bits * stream.substreams * FILL).run()
+        grouping = found.grouping(stream.substreams)
+        zeros = zero_bits(grouping).reshape(stream.substreams, -1).sum(axis=1).max()
+        if zeros <= MOST_ZEROS * bits:
+            return grouped(stream.words, stream.substreams, stream.mean, found.step, stream.gain, grouping)
+    return stream
+
+
+def deviations(x: NDArray[np.float32], window: int, mean: bool) -> NDArray[np.float64] | None:
+    """Standard deviation of every channel, float64 ``[n]``, of tokens scaled to a root mean square of one.
+
+    Taken about the means that encoding removes.  None if all tokens are zero.
+    """
+    rows = []
+    for first in range(0, len(x), window):
+        page = x[first : first + window]
+        page = np.ldexp(page, -page_exponent(float(np.abs(page).max())))
+        if mean:
+            page = page - means.mean_values(*means.window_means(page))
+        rows.append(page.reshape(len(page), -1).astype(np.float64))
+    flat = np.concatenate(rows) if rows else np.zeros((0, 1))
+    energy = (flat * flat).mean(axis=1)
+    flat = flat[energy > 0] / np.sqrt(energy[energy > 0])[:, None]
+    return np.sqrt((flat * flat).mean(axis=0)) if len(flat) else None
+
+
+@dataclass(frozen=True)
+class _Band:
+    """Fields of the channels that stand ``first`` to ``first + letters`` in every head's falling order."""
+
+    first: int
+    letters: int
+    classes: Classes  # one a head
+    field_bits: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """What a search settled on; ``bits`` of every head, ``wanted`` and ``tables`` of its groups."""
+
+    step: float
+    order: NDArray[np.int64]
+    groups: list[list[_Band]]
+    wanted: list[list[Classes]]
+    tables: dict[Classes, tuple[Classes, int]]
+    bits: list[float]
+    known: tuple[ChannelClass, ...]
+    gain: str
+
+    def grouping(self, substreams: int) -> Grouping:
+        heads, dim = self.order.shape
+        used = sorted(set(self.tables.values()))
+        numbers = sorted({c for t, _ in used for c in t})
+        rows = np.concatenate(
+            [self.order[:, band.first : band.first + band.letters] for group in self.groups for band in group], axis=1
+        )
+        choice = np.array([[used.index(self.tables[t]) for t in row] for row in self.wanted], np.uint8)
+        heads_in_order = balanced(self.bits, substreams)
+        channels = rows + np.arange(heads)[:, None] * dim
+        return Grouping(
+            head_dim=dim,
+            classes=tuple(self.known[c].levels(self.gain) for c in numbers),
+            tables=tuple(Table(tuple(numbers.index(c) for c in t), p) for t, p in used),
+            letters=tuple(group[0].letters for group in self.groups),
+            fields=tuple(len(group) for group in self.groups),
+            choice=choice[heads_in_order],
+            order=channels[heads_in_order].astype(np.uint16),
+        )
+
+
+def balanced(bits: list[float], substreams: int) -> list[int]:
+    """Heads in an order that cuts into parts of nearly equal ``bits``: the dearest next, to the part with most room."""
+    size = len(bits) // substreams
+    parts: list[list[int]] = [[] for _ in range(substreams)]
+    for head in sorted(range(len(bits)), key=lambda h: -bits[h]):
+        open_parts = [part for part in parts if len(part) < size]
+        min(open_parts, key=lambda part: sum(bits[h] for h in part)).append(head)
+    return [head for part in parts for head in sorted(part)]
+
+
+class _Search:
+    """The step at which the letters of a typical token fill the container, and the groups at that step."""
+
+    def __init__(self, sigma: NDArray[np.float64], rule: ClassRule, gain: str, bits: float) -> None:
+        self.sigma, self.rule, self.gain, self.bits = sigma, rule, gain, bits
+        self.known = classes(rule.source)
+        self.entropies = np.array([c.entropy for c in self.known])
+        self.least = int(np.argmax(self.entropies >= LEAST_ENTROPY))
+        self.logarithms = np.log([deviation(i) for i in range(len(self.known))])
+
+    def run(self) -> _Found:
+        # What codes of letters cost above the entropy of their classes hardly depends on the step: three rounds settle.
+        surplus = 0.0
+        for _ in range(3):
+            low, high = 1e-3, 64.0
+            while high / low > 1 + 1e-5:
+                step = math.sqrt(low * high)
+                if self.entropy(step) + surplus > self.bits:
+                    low = step
+                else:
+                    high = step
+            found = self.at(round(high, 4))
+            surplus = sum(found.bits) - self.entropy(found.step)
+        return found
+
+    def entropy(self, step: float) -> float:
+        """Bits of a token, were every channel coded at the entropy of its standard deviation."""
+        sigma = np.log(np.maximum(self.sigma / step, 1e-9))
+        return float(np.interp(sigma, self.logarithms, self.entropies).sum())
+
+    def at(self, step: float) -> _Found:
+        order = np.argsort(-self.sigma, axis=1, kind="stable")
+        sigma = np.take_along_axis(self.sigma, order, axis=1) / step
+        groups = join(self.bands(sigma), self.rule.field_bits)
+        heads = range(len(sigma))
+        wanted = [[tuple(band.classes[h] for band in group) for group in groups] for h in heads]
+        letters: Counter[Classes] = Counter()
+        for row in wanted:
+            for t, group in zip(row, groups):
+                letters[t] += group[0].letters
+        tables = choose_tables(letters, self.rule)
+        bits = [
+            sum(g[0].letters * expected(t, *tables[t], self.rule.source) for t, g in zip(row, groups)) for row in wanted
+        ]
+        return _Found(step, order, groups, wanted, tables, bits, self.known, self.gain)
+
+    def bands(self, sigma: NDArray[np.float64]) -> list[_Band]:
+        """Eight channels each, of as many as any head has worth coding; ``sigma`` in steps, falling."""
+        dim = sigma.shape[1]
+        worth = int((sigma >= deviation(self.least) / math.sqrt(math.sqrt(1.5))).sum(axis=1).max())
+        coded = min(dim, max(4, -(-worth // 4) * 4))
+        bands = []
+        for first in range(0, coded, MAX_GROUP_LETTERS):
+            part = sigma[:, first : min(first + MAX_GROUP_LETTERS, coded)]
+            found = np.maximum(nearest(np.sqrt((part * part).mean(axis=1))), self.least)
+            width = max((2 * self.known[c].most).bit_length() for c in found)
+            bands.append(_Band(first, part.shape[1], tuple(found.tolist()), width))
+        return bands
+
+
+def join(bands: list[_Band], most_bits: int) -> list[list[_Band]]:
+    """Bands into groups of at most ``most_bits`` and four fields: the widest first, each where it first fits."""
+    groups: list[list[_Band]] = []
+    for band in sorted(bands, key=lambda band: (-band.letters, -band.field_bits)):
+        for group in groups:
+            bits = sum(b.field_bits for b in group) + band.field_bits
+            if group[0].letters == band.letters and len(group) < MAX_FIELDS and bits <= most_bits:
+                group.append(band)
+                break
+        else:
+            groups.append([band])
+    return groups

@@ -1,0 +1,192 @@
+"""The prefix coder for grouped streams: every group has a table of its own choice (specification, clause 6.6).
+
+Bits, words and codes are those of :mod:`dquantcodec.prefix`; letters of a group take the table of the group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .group_grid import letter_levels
+from .grouping import MAX_GROUP_LETTERS, Grouping, group_arrays
+from .kernels import kernel
+from .letters import FIELD_BITS, by_token
+from .plan import StreamPlan
+from .prefix import LENGTH_BITS, LOCKSTEP, READ_BITS, canonical, load_streams, stream_status, take_four, take_one
+from .profile import TILE
+from .vectors import LANES, WIDTH, fill_row, spread_row
+
+# Codes of a group's table are at most 14 bits long, so four letters always fit one read.
+assert READ_BITS >= 4 * 14
+
+
+@dataclass(frozen=True, eq=False)
+class GroupTables:
+    """Of all tables, one after another: ``codes`` uint32 by letter, ``window`` uint16 by the next ``p`` bits.
+
+    ``window_first``, ``window_mask`` int64 ``[tables]``: where the window of a table begins and ``2**p - 1``.
+    """
+
+    codes: NDArray[np.uint32]
+    window: NDArray[np.uint16]
+    window_first: NDArray[np.int64]
+    window_mask: NDArray[np.int64]
+
+
+@lru_cache(maxsize=1024)
+def group_tables(grouping: Grouping) -> GroupTables:
+    arrays = group_arrays(grouping)
+    ends = [*arrays.first[1:].tolist(), len(arrays.lengths)]
+    levels = letter_levels(grouping).astype(np.int64)
+    codes, windows = [], []
+    for number, (table, first, end) in enumerate(zip(grouping.tables, arrays.first.tolist(), ends)):
+        most = np.array([grouping.classes[c].most for c in table.classes])
+        used = len(table.classes)
+        fields = ((levels[first:end, :used] + most) << arrays.shifts[number, :used]).sum(axis=1)
+        assert int(fields.max()) < 1 << FIELD_BITS
+        code, window = canonical(arrays.lengths[first:end], table.precision, fields)
+        codes.append(code)
+        windows.append(window)
+    sizes = np.array([len(window) for window in windows], np.int64)
+    return GroupTables(np.concatenate(codes), np.concatenate(windows), np.cumsum(sizes) - sizes, sizes - 1)
+
+
+def encode(letters: NDArray[np.uint16], plan: StreamPlan) -> NDArray[np.uint32]:
+    """Tile words uint32 ``[tiles, S, words, 32]`` of letters uint16 ``[T, letters]``, which must fit."""
+    assert plan.grouping is not None
+    arrays = group_arrays(plan.grouping)
+    words = np.zeros((-(-len(letters) // TILE), plan.substreams, plan.words, TILE), np.uint32)
+    encode_group_tiles(letters, arrays.groups, arrays.first, group_tables(plan.grouping).codes, words)
+    return words
+
+
+def decode_levels(
+    words: NDArray[np.uint32], plan: StreamPlan, strict: bool = False
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Levels uint8 ``[tiles, n, 32]`` by channel, from the lowest of their class, and status ``[tiles, S, 32]``.
+
+    Channels left out are 0.  Any words are safe, as for :func:`dquantcodec.prefix.decode_levels`.
+    """
+    grouping = plan.grouping
+    assert grouping is not None
+    arrays, coded = group_arrays(grouping), group_tables(grouping)
+    tiles = len(words)
+    n = grouping.heads * grouping.head_dim
+    levels = np.empty((tiles, n, TILE), np.uint8)
+    status = np.empty((tiles, plan.substreams, TILE), np.uint8)
+    letters = grouping.heads // plan.substreams * grouping.letters_per_head
+    # As in `prefix`: room for the longest possible stream confines every read of any words.
+    longest = max(plan.words, (letters * plan.precision + 1) // 32 + 1) + 2
+    streams = np.zeros(TILE * (-(-longest // WIDTH) * WIDTH), np.uint32)
+    left_out = np.flatnonzero(arrays.middle == 0)
+    decode_group_tiles(
+        words.reshape(-1), tiles, plan.substreams, plan.words, arrays.groups, arrays.row_channel.reshape(-1),
+        arrays.row_class, np.array([c.field_bits for c in grouping.classes], np.int64), arrays.shifts, coded.window,
+        coded.window_first, coded.window_mask, left_out, strict, levels.reshape(-1), status, letters, streams,
+        streams.view(np.uint8),
+    )  # fmt: skip
+    return levels, status
+
+
+def decode_by_token(
+    words: NDArray[np.uint32], plan: StreamPlan, strict: bool = False
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """As :func:`decode_levels`, one row a token: ``[32 * tiles, n]`` and ``[32 * tiles, S]``."""
+    levels, status = decode_levels(words, plan, strict)
+    return by_token(levels), by_token(status)
+
+
+@kernel
+def encode_group_tiles(letters, groups, first, codes, words):
+    tile = np.int64(words.shape[3])
+    substreams = words.shape[1]
+    size = groups.shape[0] // substreams
+    for t in range(letters.shape[0]):
+        letter = 0
+        for j in range(substreams):
+            column = words[t // tile, j, :, t % tile]
+            pending = np.uint64(0)
+            held = np.uint64(1)
+            at = 0
+            for g in range(j * size, (j + 1) * size):
+                base = first[groups[g, 3]]
+                for _ in range(groups[g, 2]):
+                    code = codes[base + np.int64(letters[t, letter])]
+                    letter += 1
+                    pending |= np.uint64(code & np.uint32(0xFFFF)) << held
+                    held += np.uint64(code >> np.uint32(16))
+                    if held >= np.uint64(32):
+                        column[at] = np.uint32(pending & np.uint64(0xFFFFFFFF))
+                        at += 1
+                        pending >>= np.uint64(32)
+                        held -= np.uint64(32)
+            if held > np.uint64(0):
+                column[at] = np.uint32(pending)
+
+
+@kernel
+def decode_group_tiles(
+    words,
+    tiles,
+    substreams,
+    capacity,
+    groups,
+    row_channel,
+    row_class,
+    field_bits,
+    shifts,
+    window,
+    window_first,
+    window_mask,
+    left_out,
+    strict,
+    levels,
+    status,
+    letters,
+    streams,
+    stream,
+):
+    lanes = LANES
+    size = levels.shape[0] // tiles
+    stride = streams.shape[0] // lanes
+    per_stream = groups.shape[0] // substreams
+    ends = np.empty(LOCKSTEP, np.uint64)
+    used = np.empty(lanes, np.int64)
+    entries = np.empty(letters * lanes, np.uint16)
+    for tile in range(tiles):
+        for channel in left_out:
+            fill_row(0, levels, tile * size + channel * lanes)
+        for j in range(substreams):
+            load_streams(words, (tile * substreams + j) * capacity * lanes, capacity, streams, stride)
+            for lane in range(0, lanes, LOCKSTEP):
+                for k in range(LOCKSTEP):
+                    ends[k] = np.uint64(32 * stride * (lane + k) + 1)
+                place = lane
+                for g in range(j * per_stream, (j + 1) * per_stream):
+                    count, table = groups[g, 2], groups[g, 3]
+                    base, mask = window_first[table], window_mask[table]
+                    fours = count // 4 * 4
+                    for _ in range(0, fours, 4):
+                        take_four(stream, ends, window, base, mask, entries, place)
+                        place += 4 * lanes
+                    for _ in range(fours, count):
+                        take_one(stream, ends, window, base, mask, entries, place)
+                        place += lanes
+                for k in range(LOCKSTEP):
+                    used[lane + k] = np.int64(ends[k]) - 32 * stride * (lane + k)
+            row = 0
+            for g in range(j * per_stream, (j + 1) * per_stream):
+                first, fields, count, table = groups[g, 0], groups[g, 1], groups[g, 2], groups[g, 3]
+                for f in range(fields):
+                    down = LENGTH_BITS + shifts[table, f]
+                    mask = (1 << field_bits[row_class[first + f]]) - 1
+                    for i in range(count):
+                        channel = row_channel[(first + f) * MAX_GROUP_LETTERS + i]
+                        spread_row(entries, (row + i) * lanes, down, mask, levels, tile * size + channel * lanes)
+                row += count
+            for lane in range(lanes):
+                status[tile, j, lane] = stream_status(streams, lane * stride, used[lane], capacity, strict)

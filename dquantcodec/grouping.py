@@ -1,0 +1,244 @@
+"""Groups: how the channels of a head are ordered into letters when every channel keeps its own variance.
+
+    head   = group, group, ...                    the same shapes for every head of a layer and kind
+    group  = 1 to 8 letters that share one table  a table may serve several groups and heads
+    letter = 1 to 4 fields                        field f of all letters of a group: channels of one class
+
+Channels stand in falling order of their variance, eight of a kind to a field, and wide fields are joined with narrow
+ones until a letter is full.  Channels too narrow to be worth a bit are left out and decode to zero (to their mean).
+Letter tables follow from the classes of the fields, in integers, so a file stores no table (specification, clause 6.6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import tables
+from .errors import InputError
+from .profile import MAX_LETTERS
+
+MAX_GROUP_LETTERS = 8
+MAX_FIELDS = 4
+MAX_GROUPS = 512
+MAX_TABLES = 16
+#: Fields of a letter, together: a decoder's table entry has no room for more.
+MAX_FIELD_BITS = 12
+MAX_CLASSES = 64
+MAX_GAIN = 1023
+#: Frequencies of a class sum to 2**14: the products of four fit in 64 bits with room for sums of them.
+FREQUENCY_BITS = 14
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The levels ``-most`` to ``most`` of a class as a decoder knows them: their frequencies and a gain in 1/256."""
+
+    weights: tuple[int, ...]
+    gain: int
+
+    def __post_init__(self) -> None:
+        upper = self.weights[len(self.weights) // 2 :]
+        if not (
+            3 <= len(self.weights) <= 255
+            and len(self.weights) % 2
+            and self.weights == (*upper[:0:-1], *upper)
+            and min(self.weights) >= 1
+            and max(self.weights) == upper[0]
+            and sum(self.weights) == 1 << FREQUENCY_BITS
+        ):
+            raise InputError(
+                f"a class has 3 to 255 levels, symmetric frequencies that sum to 2**{FREQUENCY_BITS}, none zero and "
+                "none above the middle's",
+                code="class-weights",
+            )
+        if not 1 <= self.gain <= MAX_GAIN:
+            raise InputError(f"the gain of a class is 1 to {MAX_GAIN}, not {self.gain}", code="class-gain")
+
+    @property
+    def most(self) -> int:
+        return len(self.weights) // 2
+
+    @property
+    def field_bits(self) -> int:
+        return (len(self.weights) - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A letter table: the classes of its fields, by their number in the grouping, and the longest code ``p``."""
+
+    classes: tuple[int, ...]
+    precision: int
+
+
+@dataclass(frozen=True, eq=False)
+class Grouping:
+    """How one kind's channels become letters.
+
+    classes, tables
+        The classes and letter tables in use.
+    letters, fields
+        Shapes of a head's groups.
+    choice
+        uint8 ``[H, G]``: the table of every group of every head.
+    order
+        uint16 ``[H, coded]``: the channels (``h * D + d``) of every head in coded order: by group, field and letter.
+        Heads may be in any order; all channels of a row belong to one head.
+
+    Raises :class:`InputError` (``class-*``, ``grouping-*``) for anything no decoder could follow.
+    """
+
+    head_dim: int
+    classes: tuple[Levels, ...]
+    tables: tuple[Table, ...]
+    letters: tuple[int, ...]
+    fields: tuple[int, ...]
+    choice: NDArray[np.uint8]
+    order: NDArray[np.uint16]
+
+    def __post_init__(self) -> None:
+        def require(holds: bool, code: str, message: str) -> None:
+            if not holds:
+                raise InputError(message, code=f"grouping-{code}")
+
+        require(1 <= len(self.classes) <= MAX_CLASSES, "classes", f"{len(self.classes)} classes")
+        require(1 <= len(self.tables) <= MAX_TABLES, "tables", f"{len(self.tables)} tables")
+        for table in self.tables:
+            known = all(0 <= c < len(self.classes) for c in table.classes)
+            require(1 <= len(table.classes) <= MAX_FIELDS and known, "table", f"a table of the classes {table.classes}")
+            used = [self.classes[c] for c in table.classes]
+            count, bits = prod(len(c.weights) for c in used), sum(c.field_bits for c in used)
+            require(
+                8 <= table.precision <= 14
+                and count <= min(MAX_LETTERS, 1 << table.precision)
+                and bits <= MAX_FIELD_BITS,
+                "table",
+                f"a table of {count} letters, {bits} field bits and precision {table.precision}",
+            )
+        heads = len(self.choice)
+        groups = len(self.letters)
+        shapes = max(self.letters, default=9) <= MAX_GROUP_LETTERS and max(self.fields, default=9) <= MAX_FIELDS
+        some = min((*self.letters, *self.fields), default=0) >= 1
+        require(
+            shapes and some and groups == len(self.fields) <= MAX_GROUPS,
+            "shape",
+            f"groups of {self.letters} letters and {self.fields} fields",
+        )
+        coded = sum(n * f for n, f in zip(self.letters, self.fields))
+        require(self.choice.shape == (heads, groups), "shape", f"tables of groups {self.choice.shape}")
+        require(self.order.shape == (heads, coded), "shape", f"an order {self.order.shape} for {coded} coded channels")
+        known = int(self.choice.max()) < len(self.tables)
+        require(known, "table", f"table {self.choice.max()} of {len(self.tables)} for a group")
+        fields = np.array([len(table.classes) for table in self.tables])[self.choice]
+        require(
+            bool((fields == np.array(self.fields)).all()), "table", "a table for a group of another number of fields"
+        )
+        head_of = self.order // self.head_dim
+        whole = bool((head_of == head_of[:, :1]).all()) and sorted(head_of[:, 0].tolist()) == list(range(heads))
+        require(whole, "order", "rows of the order that are not of one head each")
+        distinct = bool((np.diff(np.sort(self.order, axis=1).astype(np.int64)) > 0).all())
+        require(distinct, "order", "a channel that stands in the order twice")
+
+    @property
+    def heads(self) -> int:
+        return len(self.choice)
+
+    @property
+    def letters_per_head(self) -> int:
+        return sum(self.letters)
+
+    @property
+    def coded(self) -> int:
+        """Coded channels of a head."""
+        return int(self.order.shape[1])
+
+
+def table_lengths(classes: tuple[Levels, ...], precision: int) -> NDArray[np.uint8]:
+    """Code lengths uint8 ``[letters]`` of fields of these classes; letter ``m0 + M0 * (m1 + M1 * ...)``, levels from 0.
+
+    The best prefix code for independent fields, its weights the exact products of frequencies.
+    """
+    weights = np.ones(1, np.int64)
+    for levels in classes:
+        weights = np.multiply.outer(np.array(levels.weights, np.int64), weights).reshape(-1)
+    return tables.package_merge(weights, precision)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupArrays:
+    """A grouping as the kernels take it; rows are the fields of groups, all heads in coded order.
+
+    groups
+        int64 ``[H * G, 4]``: first row, fields, letters and table of every group.
+    row_channel
+        int64 ``[rows, 8]``: the channel of every letter's field; -1 where a group has fewer than eight letters.
+    row_class
+        int64 ``[rows]``.
+    strides, shifts
+        int64 ``[tables, 4]``: what a level of field f adds to a letter's number, and the lowest bit of the field.
+    lengths
+        uint8, the tables one after another; ``first`` int64 ``[tables]`` says where each begins.
+    middle, factor
+        float32 ``[n]``: level of zero and gain of every channel; 0 and 1 of those left out.
+    """
+
+    groups: NDArray[np.int64]
+    row_channel: NDArray[np.int64]
+    row_class: NDArray[np.int64]
+    strides: NDArray[np.int64]
+    shifts: NDArray[np.int64]
+    lengths: NDArray[np.uint8]
+    first: NDArray[np.int64]
+    middle: NDArray[np.float32]
+    factor: NDArray[np.float32]
+
+
+@lru_cache(maxsize=1024)
+def group_arrays(grouping: Grouping) -> GroupArrays:
+    groups: list[tuple[int, int, int, int]] = []
+    row_channel: list[NDArray[np.int64]] = []
+    row_class: list[int] = []
+    middle = np.zeros(grouping.heads * grouping.head_dim, np.float32)
+    factor = np.ones_like(middle)
+    for order, choice in zip(grouping.order.astype(np.int64), grouping.choice):
+        at = 0
+        for letters, fields, number in zip(grouping.letters, grouping.fields, choice):
+            groups.append((len(row_class), fields, letters, int(number)))
+            for c in grouping.tables[number].classes:
+                channels = order[at : at + letters]
+                at += letters
+                row_channel.append(np.pad(channels, (0, MAX_GROUP_LETTERS - letters), constant_values=-1))
+                row_class.append(c)
+                middle[channels] = grouping.classes[c].most
+                factor[channels] = grouping.classes[c].gain / 256
+    counts = [[len(grouping.classes[c].weights) for c in table.classes] for table in grouping.tables]
+    bits = [[grouping.classes[c].field_bits for c in table.classes] for table in grouping.tables]
+    lengths = [
+        table_lengths(tuple(grouping.classes[c] for c in table.classes), table.precision) for table in grouping.tables
+    ]
+    return GroupArrays(
+        groups=np.array(groups, np.int64),
+        row_channel=np.array(row_channel, np.int64),
+        row_class=np.array(row_class, np.int64),
+        strides=np.array([[prod(m[:f]) for f in range(MAX_FIELDS)] for m in counts], np.int64),
+        shifts=np.array([[sum(b[:f]) for f in range(MAX_FIELDS)] for b in bits], np.int64),
+        lengths=np.concatenate(lengths),
+        first=np.cumsum([0, *map(len, lengths[:-1])]).astype(np.int64),
+        middle=middle,
+        factor=factor,
+    )
+
+
+def zero_bits(grouping: Grouping) -> NDArray[np.int64]:
+    """Bits of every head, in coded order, when all levels are zero: what drift can always fall back to."""
+    arrays = group_arrays(grouping)
+    most = [[grouping.classes[c].most for c in table.classes] for table in grouping.tables]
+    zero = [sum(m * s for m, s in zip(row, strides.tolist())) for row, strides in zip(most, arrays.strides)]
+    lengths = arrays.lengths[arrays.first + np.array(zero)].astype(np.int64)
+    bits: NDArray[np.int64] = (lengths[grouping.choice] * np.array(grouping.letters)).sum(axis=1)
+    return bits
