@@ -24,7 +24,12 @@ from records import Row
 #: Documents on which parameters were chosen.
 CHOSEN_ON = ("novel", "jargon", "config")
 #: Beside the method of which the name begins so.
-BASELINES = {"dquantcodec 1.96": "dquantcodec paper as large as 1.96"}
+BASELINES = {
+    "dquantcodec 1.96": "dquantcodec paper as large as 1.96",
+    "dquantcodec paper as large as 1.96": "dquantcodec paper as large as 1.96",
+    # The paper has no profile of this size, and one of another would be no comparison.
+    "dquantcodec 3.0": "",
+}
 BASELINE = "dquantcodec paper as large as 2.26"
 PEERS = ("KIVI", "QuaRot", "TurboQuant")
 
