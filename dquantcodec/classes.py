@@ -55,24 +55,26 @@ class ChannelClass:
     least_squares, unbiased
         What a level is multiplied by when it is reconstructed, in 1/256, by either gain rule of
         :class:`dquantcodec.profile.StreamProfile`.
+    second
+        Of a dependent class (:mod:`dquantcodec.trellis_classes`): likewise the frequencies of quantiser 1.
     """
 
     weights: tuple[int, ...]
     least_squares: int
     unbiased: int
+    second: tuple[int, ...] = ()
 
     @property
     def most(self) -> int:
         return len(self.weights) // 2
 
     @property
-    def entropy(self) -> float:
-        """Bits a value."""
-        return -sum(w * math.log2(w / (1 << FREQUENCY_BITS)) for w in self.weights) / (1 << FREQUENCY_BITS)
+    def field_bits(self) -> int:
+        return self.levels("unbiased").field_bits
 
     def levels(self, gain: str) -> Levels:
         """What a decoder needs of it, by a gain rule of :class:`dquantcodec.profile.StreamProfile`."""
-        return Levels(self.weights, self.unbiased if gain == "unbiased" else self.least_squares)
+        return Levels(self.weights, self.unbiased if gain == "unbiased" else self.least_squares, self.second)
 
 
 def deviation(number: int) -> float:
@@ -116,7 +118,8 @@ def _student_tail(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return (1 - inside) / 2
 
 
-_TAILS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+#: Mass of a source beyond a number of standard deviations, on one side.
+TAILS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     "normal": _normal_tail,
     "student": _student_tail,
 }
@@ -124,7 +127,7 @@ _TAILS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
 
 def design(number: int, source: str) -> ChannelClass:
     """Levels of least ``error**2 + SLOPE * rate``, where rates are those of the shares that result."""
-    tail, sigma = _TAILS[source], deviation(number)
+    tail, sigma = TAILS[source], deviation(number)
     most = min(MOST, max(1, math.ceil(REACH * sigma - 0.5)))
     nearest_edges = np.arange(most, dtype=np.float64) + 0.5
     edges = nearest_edges
@@ -147,8 +150,8 @@ def design(number: int, source: str) -> ChannelClass:
     kept = um * um / (uu * mm) if mm else 0.0
     least_squares = um / mm if mm else 1.0
     unbiased = least_squares / (kept + (1 - kept) / 8)
-    gains = (round(GAIN_ONE * min(MOST_GAIN, gain)) for gain in (least_squares, unbiased))
-    return ChannelClass((*map(int, upper[:0:-1]), *map(int, upper)), *gains)
+    gains = [round(GAIN_ONE * min(MOST_GAIN, gain)) for gain in (least_squares, unbiased)]
+    return ChannelClass((*map(int, upper[:0:-1]), *map(int, upper)), gains[0], gains[1])
 
 
 def designed() -> str:

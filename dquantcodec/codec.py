@@ -25,6 +25,7 @@ from .plan import Plan, StreamPlan, make_plan
 from .profile import DEFAULT_PROFILE, TILE, Profile
 from .reconstruct import reconstruct
 from .status import EXPLANATIONS, REASONS
+from .trellis_drift import undrifted
 
 #: Values of one kind that go through the stages together: enough to make kernels worth calling, few enough to stay in
 #: a cache of a megabyte or two.
@@ -219,8 +220,10 @@ class Codec:
                 position = encode.prepare(to_float32(tensor[part]), plan, stream).position
                 if stream.grouping is None:
                     nearest = grid.nearest_levels(position, stream.levels)
-                else:
+                elif stream.grouping.states == 1:
                     nearest = nearest_levels(position, stream.grouping)
+                else:
+                    nearest = undrifted(position, stream.grouping)
                 moved += int((nearest != coded[part]).sum())
             shares.append(moved / max(1, coded.size))
         return shares[0], shares[1]

@@ -22,6 +22,7 @@ from .page import KindFields
 from .plan import Plan, StreamPlan, budget
 from .profile import TILE
 from .rotate import rotate
+from .trellis_drift import drift_dependent
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,9 +134,17 @@ def code_letters(prepared: Prepared, plan: Plan, stream: StreamPlan) -> tuple[ND
 def code_groups(prepared: Prepared, plan: Plan, stream: StreamPlan) -> tuple[NDArray[Any], NDArray[np.float16]]:
     """The same of grouped streams, whose scale is fitted alone."""
     assert stream.grouping is not None
-    letters, levels, _ = drift_grouped(prepared.position, stream)
+    letters, levels = drift_groups(prepared.position, stream)
     fitted = fit_scale(prepared.position, levels, prepared.scale, stream.grouping, stream.gain == "unbiased")
     return group_prefix.encode(letters, stream), fitted[:, None]
+
+
+def drift_groups(position: NDArray[np.int32], stream: StreamPlan) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
+    """Letters and levels of a grouped stream, by its quantiser."""
+    assert stream.grouping is not None
+    drifted = drift_grouped if stream.grouping.states == 1 else drift_dependent
+    letters, levels, _ = drifted(position, stream)
+    return letters, levels
 
 
 def encode_pages(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Iterator[KindFields]:

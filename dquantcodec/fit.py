@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import means
 from .arrays import as_tensor, check_finite, to_float32
-from .classes import LEAST_ENTROPY, ChannelClass, classes, deviation, nearest
+from .classes import LEAST_ENTROPY, deviation, nearest
+from .coding_loss import better_rotated
 from .encode import page_exponent
 from .errors import InputError
 from .grouping import (
@@ -31,8 +32,8 @@ from .grouping import (
 from .mid_tread import FILL
 from .page import KINDS
 from .plan import Plan, StreamPlan, check_capacity, grouped, make_plan
-from .profile import ClassRule, Profile
-from .table_choice import Classes, choose_tables, expected
+from .profile import ClassRule, Profile, StreamProfile
+from .table_choice import Classes, Family, choose_tables, expected, field_room
 
 #: Parts of a container that a typical token is fitted to, the first that works.
 SHARES = (1.0, 0.8, 0.6, 0.45, 0.3)
@@ -76,7 +77,7 @@ def fit_plan(
     fitted = {}
     for x, kind, count in zip(tensors, KINDS, words or (plan.key.words, plan.value.words)):
         stream = replace(getattr(plan, kind), words=count) if words else getattr(plan, kind)
-        fitted[kind] = fit_stream(x, getattr(profile, kind).classes, plan, stream)
+        fitted[kind] = fit_stream(x, getattr(profile, kind), plan, stream)
         if fitted[kind].grouping is None:
             check_capacity(kind, fitted[kind], plan.kv_heads, plan.head_dim)
     return replace(plan, key=fitted["key"], value=fitted["value"])
@@ -95,8 +96,9 @@ def sample_windows(tokens: int, sequences: int, window: int) -> Iterator[tuple[i
         yield sequence, number * window, min((number + 1) * window, tokens)
 
 
-def fit_stream(x: NDArray[np.float32], rule: ClassRule | None, plan: Plan, stream: StreamPlan) -> StreamPlan:
+def fit_stream(x: NDArray[np.float32], profile: StreamProfile, plan: Plan, stream: StreamPlan) -> StreamPlan:
     """``stream`` with a grouping fitted to float32 ``[T, H, D]``; as it is without a rule or anything to fit to."""
+    rule = profile.classes
     sigma = deviations(x, plan.window, stream.mean) if rule else None
     if rule is None or sigma is None:
         return stream
@@ -104,11 +106,13 @@ def fit_stream(x: NDArray[np.float32], rule: ClassRule | None, plan: Plan, strea
     sigma = sigma.reshape(plan.kv_heads, plan.head_dim)
     # A loud head has no more than its own sub-stream: then a larger step for all.
     for share in SHARES if stream.substreams > 1 else SHARES[:1]:
-        found = _Search(sigma, rule, stream.gain, share * bits * stream.substreams * FILL).run()
+        found = _Search(sigma, rule, profile.states, stream.gain, share * bits * stream.substreams * FILL).run()
         grouping = found.grouping(stream.substreams)
         zeros = zero_bits(grouping).reshape(stream.substreams, -1).sum(axis=1).max()
         if zeros <= MOST_ZEROS * bits:
-            return grouped(stream.words, stream.substreams, stream.mean, found.step, stream.gain, grouping)
+            fitted = grouped(stream.words, stream.substreams, stream.mean, found.step, stream.gain, grouping)
+            window = x[: plan.window]
+            return stream if better_rotated(window, sigma, plan, fitted, stream) else fitted
     return stream
 
 
@@ -150,13 +154,14 @@ class _Found:
     wanted: list[list[Classes]]
     tables: dict[Classes, tuple[Classes, int]]
     bits: list[float]
-    known: tuple[ChannelClass, ...]
+    family: Family
     gain: str
 
     def grouping(self, substreams: int) -> Grouping:
         heads, dim = self.order.shape
         used = sorted(set(self.tables.values()))
         numbers = sorted({c for t, _ in used for c in t})
+        classes = tuple(self.family.known[c].levels(self.gain) for c in numbers)
         rows = np.concatenate(
             [self.order[:, band.first : band.first + band.letters] for group in self.groups for band in group], axis=1
         )
@@ -165,12 +170,13 @@ class _Found:
         channels = rows + np.arange(heads)[:, None] * dim
         return Grouping(
             head_dim=dim,
-            classes=tuple(self.known[c].levels(self.gain) for c in numbers),
+            classes=classes,
             tables=tuple(Table(tuple(numbers.index(c) for c in t), p) for t, p in used),
             letters=tuple(group[0].letters for group in self.groups),
             fields=tuple(len(group) for group in self.groups),
             choice=choice[heads_in_order],
             order=channels[heads_in_order].astype(np.uint16),
+            states=self.family.states if any(c.second for c in classes) else 1,
         )
 
 
@@ -187,10 +193,11 @@ def balanced(bits: list[float], substreams: int) -> list[int]:
 class _Search:
     """The step at which the letters of a typical token fill the container, and the groups at that step."""
 
-    def __init__(self, sigma: NDArray[np.float64], rule: ClassRule, gain: str, bits: float) -> None:
+    def __init__(self, sigma: NDArray[np.float64], rule: ClassRule, states: int, gain: str, bits: float) -> None:
         self.sigma, self.rule, self.gain, self.bits = sigma, rule, gain, bits
-        self.known = classes(rule.source)
-        self.entropies = np.array([c.entropy for c in self.known])
+        self.family = Family(rule.source, states)
+        self.known = self.family.known
+        self.entropies = self.family.entropies()
         self.least = int(np.argmax(self.entropies >= LEAST_ENTROPY))
         self.logarithms = np.log([deviation(i) for i in range(len(self.known))])
 
@@ -217,18 +224,16 @@ class _Search:
     def at(self, step: float) -> _Found:
         order = np.argsort(-self.sigma, axis=1, kind="stable")
         sigma = np.take_along_axis(self.sigma, order, axis=1) / step
-        groups = join(self.bands(sigma), self.rule.field_bits)
+        groups = join(self.bands(sigma), min(self.rule.field_bits, field_room(self.family)))
         heads = range(len(sigma))
         wanted = [[tuple(band.classes[h] for band in group) for group in groups] for h in heads]
         letters: Counter[Classes] = Counter()
         for row in wanted:
             for t, group in zip(row, groups):
                 letters[t] += group[0].letters
-        tables = choose_tables(letters, self.rule)
-        bits = [
-            sum(g[0].letters * expected(t, *tables[t], self.rule.source) for t, g in zip(row, groups)) for row in wanted
-        ]
-        return _Found(step, order, groups, wanted, tables, bits, self.known, self.gain)
+        tables = choose_tables(letters, self.rule, self.family)
+        bits = [sum(g[0].letters * expected(t, *tables[t], self.family) for t, g in zip(row, groups)) for row in wanted]
+        return _Found(step, order, groups, wanted, tables, bits, self.family, self.gain)
 
     def bands(self, sigma: NDArray[np.float64]) -> list[_Band]:
         """Eight channels each, of as many as any head has worth coding; ``sigma`` in steps, falling."""
@@ -239,7 +244,7 @@ class _Search:
         for first in range(0, coded, MAX_GROUP_LETTERS):
             part = sigma[:, first : min(first + MAX_GROUP_LETTERS, coded)]
             found = np.maximum(nearest(np.sqrt((part * part).mean(axis=1))), self.least)
-            width = max((2 * self.known[c].most).bit_length() for c in found)
+            width = max(self.known[c].field_bits for c in found)
             bands.append(_Band(first, part.shape[1], tuple(found.tolist()), width))
         return bands
 

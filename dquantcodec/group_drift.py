@@ -55,8 +55,8 @@ class GroupLadder:
 
 
 @lru_cache(maxsize=1024)
-def group_ladder(plan: StreamPlan) -> GroupLadder:
-    """The ladder of a plan.  Raises :class:`CapacityError` (``capacity-container``) if its last rung does not fit."""
+def check_zeros(plan: StreamPlan) -> None:
+    """Raise :class:`CapacityError` (``capacity-container``) if a container does not hold the letters of zeros."""
     assert plan.grouping is not None
     needed = int(zero_bits(plan.grouping).reshape(plan.substreams, -1).sum(axis=1).max())
     if needed > budget(plan) // 1024:
@@ -65,6 +65,13 @@ def group_ladder(plan: StreamPlan) -> GroupLadder:
             "fit a plan for a larger container",
             code="capacity-container",
         )
+
+
+@lru_cache(maxsize=1024)
+def group_ladder(plan: StreamPlan) -> GroupLadder:
+    """The ladder of a plan.  Raises what :func:`check_zeros` raises."""
+    assert plan.grouping is not None
+    check_zeros(plan)
     classes = plan.grouping.classes
     # Rates that rise ever faster keep thresholds in order at any kappa.
     rises = [np.maximum.accumulate(-np.diff(np.log2(c.weights[c.most :]))) for c in classes]

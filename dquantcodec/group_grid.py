@@ -17,23 +17,25 @@ from numpy.typing import NDArray
 from .grid import MOST_GAIN, NOISE_SHARE, ONE, row_squares
 from .grouping import MAX_FIELDS, MAX_GROUP_LETTERS, Grouping, group_arrays
 from .kernels import kernel
+from .trellis import letter_paths
 
 #: Positions stay below 2**23 steps of 2**-16, whatever the values: their products with gains fit in 64 bits.
 FARTHEST = (1 << 23) - 1
+#: Gains of levels, whether in steps or in half steps, are whole in 1/512.
+GAIN_ONE = 512
 
 
 @dataclass(frozen=True, eq=False)
 class ChannelLimits:
-    """``inverse`` float32 ``[n]``: one over the last level and a half of every channel, zero of those left out."""
+    """``inverse`` float32 ``[n]``: one over the reach of every channel, zero of those left out."""
 
     inverse: NDArray[np.float32]
 
 
 @lru_cache(maxsize=1024)
 def channel_limits(grouping: Grouping) -> ChannelLimits:
-    arrays = group_arrays(grouping)
-    coded = arrays.middle > 0
-    return ChannelLimits(np.where(coded, np.float32(1) / (arrays.middle + np.float32(0.5)), np.float32(0)))
+    reach = group_arrays(grouping).reach
+    return ChannelLimits(np.divide(np.float32(1), reach, out=np.zeros_like(reach), where=reach > 0))
 
 
 def grouped_scale(x: NDArray[np.float32], step: float, grouping: Grouping) -> NDArray[np.float16]:
@@ -65,11 +67,11 @@ def fit_scale(
 ) -> NDArray[np.float16]:
     """The scale ``[T]`` to store for the final levels ``[T, rows * 8]``: as :func:`dquantcodec.grid.regain`, levels
     weighted by the gains of their classes."""
-    gains = np.array([c.gain for c in grouping.classes], np.int64)[group_arrays(grouping).row_class]
+    gains = np.array([round(GAIN_ONE * c.factor) for c in grouping.classes], np.int64)[group_arrays(grouping).row_class]
     sums = np.empty((len(position), 3), np.int64)
     level_moments(position, levels, gains, sums)
     uu, uy, yy = sums.T.astype(np.float64)
-    uu, uy, yy = uu / (ONE * ONE), uy / (ONE * 256), yy / (256 * 256)
+    uu, uy, yy = uu / (ONE * ONE), uy / (ONE * GAIN_ONE), yy / (GAIN_ONE * GAIN_ONE)
     useful = (yy > 0) & (uy > 0)
     gain = np.divide(uy, yy, out=np.ones_like(uy), where=useful)
     if unbiased:
@@ -94,17 +96,16 @@ def nearest_levels(position: NDArray[np.int32], grouping: Grouping) -> NDArray[n
 
 @lru_cache(maxsize=1024)
 def letter_levels(grouping: Grouping) -> NDArray[np.int16]:
-    """The levels, counted from zero's, of the fields of every letter of every table: int16 ``[all letters, 4]``."""
+    """The levels, counted from zero's, of the fields of every letter of every table: int16 ``[all letters, 4]``.
+
+    Letters as in :attr:`dquantcodec.grouping.GroupArrays.lengths`, state by state.
+    """
     rows = []
     for table in grouping.tables:
         used = [grouping.classes[c] for c in table.classes]
-        number = np.arange(int(np.prod([len(c.weights) for c in used])))
-        columns = np.zeros((len(number), MAX_FIELDS), np.int16)
-        for f, c in enumerate(used):
-            columns[:, f] = number % len(c.weights) - c.most
-            number = number // len(c.weights)
-        rows.append(columns)
-    return np.concatenate(rows)
+        _, levels, _ = letter_paths([c.most for c in used], [bool(c.second) for c in used], grouping.states)
+        rows.append(np.pad(levels.reshape(-1, len(used)), ((0, 0), (0, MAX_FIELDS - len(used)))))
+    return np.concatenate(rows).astype(np.int16)
 
 
 @kernel
@@ -136,7 +137,7 @@ def coded_positions(x, inverse, channels, out):
 
 @kernel
 def level_moments(position, levels, gains, sums):
-    """Per row: sums of u * u, u * y and y * y as int64, exact, for levels y in 1/256; places without a letter are 0."""
+    """Per row: sums of u * u, u * y and y * y as int64, exact, for levels y in 1/512; places without a letter are 0."""
     for t in range(position.shape[0]):
         uu = np.int64(0)
         uy = np.int64(0)

@@ -16,8 +16,20 @@ from .grouping import MAX_GROUP_LETTERS, Grouping, group_arrays
 from .kernels import kernel
 from .letters import FIELD_BITS, by_token
 from .plan import StreamPlan
-from .prefix import LENGTH_BITS, LOCKSTEP, READ_BITS, canonical, load_streams, stream_status, take_four, take_one
+from .prefix import (
+    LENGTH_BITS,
+    LOCKSTEP,
+    READ_BITS,
+    canonical,
+    load_streams,
+    stream_status,
+    take_four,
+    take_one,
+    walk_four,
+    walk_one,
+)
 from .profile import TILE
+from .trellis import letter_paths, state_bits
 from .vectors import LANES, WIDTH, fill_row, spread_row
 
 # Codes of a group's table are at most 14 bits long, so four letters always fit one read.
@@ -26,33 +38,41 @@ assert READ_BITS >= 4 * 14
 
 @dataclass(frozen=True, eq=False)
 class GroupTables:
-    """Of all tables, one after another: ``codes`` uint32 by letter, ``window`` uint16 by the next ``p`` bits.
+    """Of all tables, one after another, each state by state: ``codes`` uint32 by letter, ``window`` uint16 by the next
+    ``p`` bits.
 
-    ``window_first``, ``window_mask`` int64 ``[tables]``: where the window of a table begins and ``2**p - 1``.
+    ``window_first``, ``precision`` int64 ``[tables]``: where the windows of a table begin, and its ``p``.
     """
 
     codes: NDArray[np.uint32]
     window: NDArray[np.uint16]
     window_first: NDArray[np.int64]
-    window_mask: NDArray[np.int64]
+    precision: NDArray[np.int64]
 
 
 @lru_cache(maxsize=1024)
 def group_tables(grouping: Grouping) -> GroupTables:
     arrays = group_arrays(grouping)
-    ends = [*arrays.first[1:].tolist(), len(arrays.lengths)]
+    states = grouping.states
     levels = letter_levels(grouping).astype(np.int64)
     codes, windows = [], []
-    for number, (table, first, end) in enumerate(zip(grouping.tables, arrays.first.tolist(), ends)):
-        most = np.array([grouping.classes[c].most for c in table.classes])
-        used = len(table.classes)
-        fields = ((levels[first:end, :used] + most) << arrays.shifts[number, :used]).sum(axis=1)
-        assert int(fields.max()) < 1 << FIELD_BITS
-        code, window = canonical(arrays.lengths[first:end], table.precision, fields)
-        codes.append(code)
-        windows.append(window)
-    sizes = np.array([len(window) for window in windows], np.int64)
-    return GroupTables(np.concatenate(codes), np.concatenate(windows), np.cumsum(sizes) - sizes, sizes - 1)
+    for number, (table, first, count) in enumerate(zip(grouping.tables, arrays.first, arrays.letters)):
+        classes = [grouping.classes[c] for c in table.classes]
+        used, all_letters = len(classes), slice(first, first + states * count)
+        middle = np.array([c.middle for c in classes])
+        fields = ((levels[all_letters, :used] + middle) << arrays.shifts[number, :used]).sum(axis=1)
+        # The state that follows a letter stands above its fields.
+        _, _, following = letter_paths([c.most for c in classes], [bool(c.second) for c in classes], states)
+        room = FIELD_BITS - state_bits(states)
+        assert int(fields.max()) < 1 << room
+        fields += following.reshape(-1) << room
+        for lengths, entries in zip(arrays.lengths[all_letters].reshape(states, -1), fields.reshape(states, -1)):
+            code, window = canonical(lengths, table.precision, entries)
+            codes.append(code)
+            windows.append(window)
+    precision = np.array([table.precision for table in grouping.tables], np.int64)
+    sizes = states << precision
+    return GroupTables(np.concatenate(codes), np.concatenate(windows), np.cumsum(sizes) - sizes, precision)
 
 
 def encode(letters: NDArray[np.uint16], plan: StreamPlan) -> NDArray[np.uint32]:
@@ -69,7 +89,8 @@ def decode_levels(
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Levels uint8 ``[tiles, n, 32]`` by channel, from the lowest of their class, and status ``[tiles, S, 32]``.
 
-    Channels left out are 0.  Any words are safe, as for :func:`dquantcodec.prefix.decode_levels`.
+    Those of dependent classes are half steps.  Channels left out are 0.  Any words are safe, as for
+    :func:`dquantcodec.prefix.decode_levels`.
     """
     grouping = plan.grouping
     assert grouping is not None
@@ -86,8 +107,8 @@ def decode_levels(
     decode_group_tiles(
         words.reshape(-1), tiles, plan.substreams, plan.words, arrays.groups, arrays.row_channel.reshape(-1),
         arrays.row_class, np.array([c.field_bits for c in grouping.classes], np.int64), arrays.shifts, coded.window,
-        coded.window_first, coded.window_mask, left_out, strict, levels.reshape(-1), status, letters, streams,
-        streams.view(np.uint8),
+        coded.window_first, coded.precision, state_bits(grouping.states), left_out, strict, levels.reshape(-1), status,
+        letters, streams, streams.view(np.uint8),
     )  # fmt: skip
     return levels, status
 
@@ -141,7 +162,8 @@ def decode_group_tiles(
     shifts,
     window,
     window_first,
-    window_mask,
+    precision,
+    state_bits,
     left_out,
     strict,
     levels,
@@ -157,6 +179,8 @@ def decode_group_tiles(
     ends = np.empty(LOCKSTEP, np.uint64)
     used = np.empty(lanes, np.int64)
     entries = np.empty(letters * lanes, np.uint16)
+    states = np.empty(LOCKSTEP, np.int64)
+    state_down = 16 - state_bits
     for tile in range(tiles):
         for channel in left_out:
             fill_row(0, levels, tile * size + channel * lanes)
@@ -165,16 +189,24 @@ def decode_group_tiles(
             for lane in range(0, lanes, LOCKSTEP):
                 for k in range(LOCKSTEP):
                     ends[k] = np.uint64(32 * stride * (lane + k) + 1)
+                    states[k] = 0
                 place = lane
                 for g in range(j * per_stream, (j + 1) * per_stream):
                     count, table = groups[g, 2], groups[g, 3]
-                    base, mask = window_first[table], window_mask[table]
+                    base, bits = window_first[table], precision[table]
+                    mask = (1 << bits) - 1
                     fours = count // 4 * 4
                     for _ in range(0, fours, 4):
-                        take_four(stream, ends, window, base, mask, entries, place)
+                        if state_bits:
+                            walk_four(stream, ends, window, base, mask, entries, place, states, bits, state_down)
+                        else:
+                            take_four(stream, ends, window, base, mask, entries, place)
                         place += 4 * lanes
                     for _ in range(fours, count):
-                        take_one(stream, ends, window, base, mask, entries, place)
+                        if state_bits:
+                            walk_one(stream, ends, window, base, mask, entries, place, states, bits, state_down)
+                        else:
+                            take_one(stream, ends, window, base, mask, entries, place)
                         place += lanes
                 for k in range(LOCKSTEP):
                     used[lane + k] = np.int64(ends[k]) - 32 * stride * (lane + k)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from . import tables
 from .errors import InputError
 from .profile import MAX_LETTERS
+from .trellis import NEXT, letter_paths, state_bits
 
 MAX_GROUP_LETTERS = 8
 MAX_FIELDS = 4
@@ -30,16 +31,23 @@ MAX_TABLES = 16
 MAX_FIELD_BITS = 12
 MAX_CLASSES = 64
 MAX_GAIN = 1023
+#: Largest level index of a dependent class: its levels in half steps are bytes.
+MOST_DEPENDENT = 63
 #: Frequencies of a class sum to 2**14: the products of four fit in 64 bits with room for sums of them.
 FREQUENCY_BITS = 14
 
 
 @dataclass(frozen=True)
 class Levels:
-    """The levels ``-most`` to ``most`` of a class as a decoder knows them: their frequencies and a gain in 1/256."""
+    """The levels ``-most`` to ``most`` of a class as a decoder knows them: their frequencies and a gain in 1/256.
+
+    ``second`` has the frequencies of quantiser 1 (:mod:`dquantcodec.trellis`) and makes the class *dependent*: its
+    levels are counted in half steps.
+    """
 
     weights: tuple[int, ...]
     gain: int
+    second: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         upper = self.weights[len(self.weights) // 2 :]
@@ -56,6 +64,18 @@ class Levels:
                 "none above the middle's",
                 code="class-weights",
             )
+        upper = self.second[len(self.second) // 2 :]
+        if self.second and not (
+            len(self.second) == len(self.weights) <= 2 * MOST_DEPENDENT + 1
+            and self.second == (*upper[:0:-1], *upper)
+            and min(self.second) >= 1
+            and sum(self.second) == 1 << FREQUENCY_BITS
+        ):
+            raise InputError(
+                f"a dependent class has as many frequencies of quantiser 1 as of quantiser 0, at most "
+                f"{2 * MOST_DEPENDENT + 1}, symmetric, none zero, and they sum to 2**{FREQUENCY_BITS}",
+                code="class-weights",
+            )
         if not 1 <= self.gain <= MAX_GAIN:
             raise InputError(f"the gain of a class is 1 to {MAX_GAIN}, not {self.gain}", code="class-gain")
 
@@ -64,8 +84,26 @@ class Levels:
         return len(self.weights) // 2
 
     @property
+    def middle(self) -> int:
+        """Zero, counted from the lowest level: in half steps for a dependent class."""
+        return 2 * self.most if self.second else self.most
+
+    @property
+    def factor(self) -> float:
+        """What a level, as it is counted, is multiplied with."""
+        return self.gain / (512 if self.second else 256)
+
+    @property
+    def reach(self) -> float:
+        """The largest magnitude in steps whose nearest level is not further than half a step.
+
+        Quantiser 1 ends half a step earlier; the best path meets such a value with quantiser 0.
+        """
+        return self.most + 0.5
+
+    @property
     def field_bits(self) -> int:
-        return (len(self.weights) - 1).bit_length()
+        return (2 * self.middle).bit_length()
 
 
 @dataclass(frozen=True)
@@ -89,6 +127,8 @@ class Grouping:
     order
         uint16 ``[H, coded]``: the channels (``h * D + d``) of every head in coded order: by group, field and letter.
         Heads may be in any order; all channels of a row belong to one head.
+    states
+        Of the trellis that fields of dependent classes walk; 1 where there are none.
 
     Raises :class:`InputError` (``class-*``, ``grouping-*``) for anything no decoder could follow.
     """
@@ -100,6 +140,7 @@ class Grouping:
     fields: tuple[int, ...]
     choice: NDArray[np.uint8]
     order: NDArray[np.uint16]
+    states: int = 1
 
     def __post_init__(self) -> None:
         def require(holds: bool, code: str, message: str) -> None:
@@ -108,6 +149,10 @@ class Grouping:
 
         require(1 <= len(self.classes) <= MAX_CLASSES, "classes", f"{len(self.classes)} classes")
         require(1 <= len(self.tables) <= MAX_TABLES, "tables", f"{len(self.tables)} tables")
+        dependent = any(c.second for c in self.classes)
+        require(
+            self.states in NEXT and dependent == (self.states > 1), "states", f"{self.states} states for its classes"
+        )
         for table in self.tables:
             known = all(0 <= c < len(self.classes) for c in table.classes)
             require(1 <= len(table.classes) <= MAX_FIELDS and known, "table", f"a table of the classes {table.classes}")
@@ -116,9 +161,9 @@ class Grouping:
             require(
                 8 <= table.precision <= 14
                 and count <= min(MAX_LETTERS, 1 << table.precision)
-                and bits <= MAX_FIELD_BITS,
+                and bits <= MAX_FIELD_BITS - state_bits(self.states),
                 "table",
-                f"a table of {count} letters, {bits} field bits and precision {table.precision}",
+                f"a table of {count} letters, {bits} field bits, {self.states} states and precision {table.precision}",
             )
         heads = len(self.choice)
         groups = len(self.letters)
@@ -158,15 +203,20 @@ class Grouping:
         return int(self.order.shape[1])
 
 
-def table_lengths(classes: tuple[Levels, ...], precision: int) -> NDArray[np.uint8]:
-    """Code lengths uint8 ``[letters]`` of fields of these classes; letter ``m0 + M0 * (m1 + M1 * ...)``, levels from 0.
+def table_lengths(classes: tuple[Levels, ...], precision: int, states: int = 1) -> NDArray[np.uint8]:
+    """Code lengths uint8 ``[states * letters]`` of fields of these classes, by the state a letter starts from.
 
-    The best prefix code for independent fields, its weights the exact products of frequencies.
+    Letter ``m0 + M0 * (m1 + M1 * ...)``, levels from 0.  For every state the best prefix code for independent fields,
+    its weights the exact products of frequencies.
     """
-    weights = np.ones(1, np.int64)
-    for levels in classes:
-        weights = np.multiply.outer(np.array(levels.weights, np.int64), weights).reshape(-1)
-    return tables.package_merge(weights, precision)
+    quantisers, _, _ = letter_paths([c.most for c in classes], [bool(c.second) for c in classes], states)
+    weights = np.ones(quantisers.shape[:2], np.int64)
+    rest = np.arange(quantisers.shape[1])
+    for f, levels in enumerate(classes):
+        of = np.array([levels.weights, levels.second or levels.weights], np.int64)
+        weights *= of[quantisers[:, :, f], rest % len(levels.weights)]
+        rest = rest // len(levels.weights)
+    return np.concatenate([tables.package_merge(row, precision) for row in weights])
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,9 +232,10 @@ class GroupArrays:
     strides, shifts
         int64 ``[tables, 4]``: what a level of field f adds to a letter's number, and the lowest bit of the field.
     lengths
-        uint8, the tables one after another; ``first`` int64 ``[tables]`` says where each begins.
-    middle, factor
-        float32 ``[n]``: level of zero and gain of every channel; 0 and 1 of those left out.
+        uint8, the tables one after another, each state by state; ``first`` int64 ``[tables]`` says where each begins
+        and ``letters`` how many it has in a state.
+    middle, factor, reach
+        float32 ``[n]``: level of zero, gain and :attr:`Levels.reach` of every channel; 0, 1 and 0 of those left out.
     """
 
     groups: NDArray[np.int64]
@@ -194,8 +245,10 @@ class GroupArrays:
     shifts: NDArray[np.int64]
     lengths: NDArray[np.uint8]
     first: NDArray[np.int64]
+    letters: NDArray[np.int64]
     middle: NDArray[np.float32]
     factor: NDArray[np.float32]
+    reach: NDArray[np.float32]
 
 
 @lru_cache(maxsize=1024)
@@ -204,7 +257,7 @@ def group_arrays(grouping: Grouping) -> GroupArrays:
     row_channel: list[NDArray[np.int64]] = []
     row_class: list[int] = []
     middle = np.zeros(grouping.heads * grouping.head_dim, np.float32)
-    factor = np.ones_like(middle)
+    factor, reach = np.ones_like(middle), np.zeros_like(middle)
     for order, choice in zip(grouping.order.astype(np.int64), grouping.choice):
         at = 0
         for letters, fields, number in zip(grouping.letters, grouping.fields, choice):
@@ -214,12 +267,14 @@ def group_arrays(grouping: Grouping) -> GroupArrays:
                 at += letters
                 row_channel.append(np.pad(channels, (0, MAX_GROUP_LETTERS - letters), constant_values=-1))
                 row_class.append(c)
-                middle[channels] = grouping.classes[c].most
-                factor[channels] = grouping.classes[c].gain / 256
+                middle[channels] = grouping.classes[c].middle
+                factor[channels] = grouping.classes[c].factor
+                reach[channels] = grouping.classes[c].reach
     counts = [[len(grouping.classes[c].weights) for c in table.classes] for table in grouping.tables]
     bits = [[grouping.classes[c].field_bits for c in table.classes] for table in grouping.tables]
     lengths = [
-        table_lengths(tuple(grouping.classes[c] for c in table.classes), table.precision) for table in grouping.tables
+        table_lengths(tuple(grouping.classes[c] for c in table.classes), table.precision, grouping.states)
+        for table in grouping.tables
     ]
     return GroupArrays(
         groups=np.array(groups, np.int64),
@@ -229,8 +284,10 @@ def group_arrays(grouping: Grouping) -> GroupArrays:
         shifts=np.array([[sum(b[:f]) for f in range(MAX_FIELDS)] for b in bits], np.int64),
         lengths=np.concatenate(lengths),
         first=np.cumsum([0, *map(len, lengths[:-1])]).astype(np.int64),
+        letters=np.array([prod(m) for m in counts], np.int64),
         middle=middle,
         factor=factor,
+        reach=reach,
     )
 
 
@@ -238,6 +295,7 @@ def zero_bits(grouping: Grouping) -> NDArray[np.int64]:
     """Bits of every head, in coded order, when all levels are zero: what drift can always fall back to."""
     arrays = group_arrays(grouping)
     most = [[grouping.classes[c].most for c in table.classes] for table in grouping.tables]
+    # Of tables with states too: those of state 0, which zeros never leave, stand first.
     zero = [sum(m * s for m, s in zip(row, strides.tolist())) for row, strides in zip(most, arrays.strides)]
     lengths = arrays.lengths[arrays.first + np.array(zero)].astype(np.int64)
     bits: NDArray[np.int64] = (lengths[grouping.choice] * np.array(grouping.letters)).sum(axis=1)

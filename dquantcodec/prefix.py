@@ -216,6 +216,52 @@ def _take(count: int) -> Callable[..., Any]:
 take_one, take_four = _take(1), _take(4)
 
 
+def _walk(count: int) -> Callable[..., Any]:
+    @intrinsic
+    def walk(
+        _context: Any, stream: Any, ends: Any, window: Any, base: Any, mask: Any, entries: Any, place: Any, states: Any,
+        precision: Any, down: Any,
+    ) -> Any:  # fmt: skip
+        """As ``take``, where every state has a window of ``2**precision`` entries, one after another.
+
+        ``states`` int64 ``[8]`` says in which state a lane is; the next one stands in an entry from bit ``down`` on.
+        """
+
+        def generate(*call: Any) -> Any:
+            step = Step(*call)
+            build = step.builder
+            _, _, _, base, mask, _, place, _, precision, down = step.arguments
+            lanes = range(LOCKSTEP)
+            place_of = [ir.Constant(_I64, lane) for lane in lanes]
+            ends = [step.scalar(1, place_of[lane]) for lane in lanes]
+            states = [step.scalar(7, place_of[lane]) for lane in lanes]
+            bits = [
+                build.lshr(step.bits(0, build.lshr(end, ir.Constant(_I64, 3))), build.and_(end, ir.Constant(_I64, 7)))
+                for end in ends
+            ]
+            for k in range(count):
+                for lane in lanes:
+                    first = build.add(base, build.shl(states[lane], precision))
+                    entry = step.scalar(2, build.add(first, build.and_(bits[lane], mask)))
+                    step.store(entry, 5, step.offset(place, LANES * k + lane))
+                    entry = build.zext(entry, _I64)
+                    length = build.and_(entry, ir.Constant(_I64, (1 << LENGTH_BITS) - 1))
+                    states[lane] = build.lshr(entry, down)
+                    bits[lane], ends[lane] = build.lshr(bits[lane], length), build.add(ends[lane], length)
+            for lane in lanes:
+                step.store(ends[lane], 1, place_of[lane])
+                step.store(states[lane], 7, place_of[lane])
+            return step.context.get_dummy_value()
+
+        i64 = types.int64
+        return types.void(stream, ends, window, i64, i64, entries, i64, states, i64, i64), generate
+
+    return walk
+
+
+walk_one, walk_four = _walk(1), _walk(4)
+
+
 @kernel
 def decode_tiles(
     words,

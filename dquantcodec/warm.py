@@ -18,13 +18,20 @@ from .profile import Profile, StreamProfile
 #: What encoding, decoding and measuring drift need, cut into parts that take about as long to compile.
 ENCODE = ("prepare", "drift")
 DECODE = ("decode",)
+#: Paths of variance classes, without and with a trellis.
+GROUPED = ("grouped", "trellis")
 
 
 def path_of(profile: Profile | Plan) -> str:
     """The kernels that a profile's or plan's keys go through, as the other functions here name them."""
     stream = profile.key
-    grouped = stream.classes if isinstance(stream, StreamProfile) else stream.grouping
-    return "grouped" if grouped else stream.coder
+    if isinstance(stream, StreamProfile):
+        states = stream.states if stream.classes else 0
+    else:
+        states = stream.grouping.states if stream.grouping else 0
+    if not states:
+        return stream.coder
+    return "trellis" if states > 1 else "grouped"
 
 
 def missing(parts: Iterable[str], path: str) -> list[str]:
@@ -66,9 +73,9 @@ def _prepare(path: str) -> None:
     from .rotate import random_signs, rotate
 
     x = to_float32(np.ones((33, 2, 8), np.float16))
-    if path == "grouped":
+    if path in GROUPED:
         means.window_means(x)
-        lay_grid(x.reshape(33, -1), _grouped_plan().key)
+        lay_grid(x.reshape(33, -1), _grouped_plan(path).key)
         return
     x = rotate(x, random_signs(2, 8))
     means.window_means(x)
@@ -85,8 +92,8 @@ def _drift(path: str) -> None:
     from .coders import CODERS
     from .encode import Prepared, code_groups
 
-    if path == "grouped":
-        plan = _grouped_plan()
+    if path in GROUPED:
+        plan = _grouped_plan(path)
         scale = np.ones(33, np.float16)
         code_groups(Prepared([0], [], [], scale, scale, np.zeros((33, 16), np.int32)), plan, plan.key)
         return
@@ -104,7 +111,7 @@ def _decode(path: str) -> None:
     from .page import PageLayout, read_kind
     from .reconstruct import reconstruct
 
-    plan = _grouped_plan() if path == "grouped" else _plan(path)
+    plan = _grouped_plan(path) if path in GROUPED else _plan(path)
     page = np.zeros(PageLayout.of(plan).page_bytes, np.uint8)
     fields = read_kind(page[None], plan, "key", slice(0, 1))
     levels, _ = decode_levels(fields, plan, plan.key)
@@ -129,7 +136,7 @@ def _plan(coder: str) -> Plan:
     return make_plan(Profile.named("paper-2.26" if coder == "rans" else "2.26"), 2, 64)
 
 
-def _grouped_plan() -> Plan:
+def _grouped_plan(path: str) -> Plan:
     """Two heads of eight channels, all of one class; fitting one would need kernels of its own."""
     import numpy as np
 
@@ -137,12 +144,13 @@ def _grouped_plan() -> Plan:
 
     grouping = Grouping(
         head_dim=8,
-        classes=(Levels((1, 16382, 1), 256),),
+        classes=(Levels((1, 16382, 1), 256, (1, 16382, 1) if path == "trellis" else ()),),
         tables=(Table((0,), 8),),
         letters=(8,),
         fields=(1,),
         choice=np.zeros((2, 1), np.uint8),
         order=np.arange(16, dtype=np.uint16).reshape(2, 8),
+        states=4 if path == "trellis" else 1,
     )
     stream = grouped(8, 1, True, 1.0, "least-squares", grouping)
     return Plan(2, 8, 128, np.ones((2, 8), np.int8), stream, stream)

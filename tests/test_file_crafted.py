@@ -121,7 +121,7 @@ HEADERS: list[tuple[str, type[errors.DQuantError], Callable[[bytes], bytes]]] = 
     ("header-coverage", errors.FormatError, put(112, "I", BIG)),
     # The JSON read as a class and as a grouping.
     ("header-reserved", errors.FormatError, put(100, "I", 1)),
-    ("limit-grouping", errors.LimitError, put(104, "I", 1)),
+    ("profile-quantiser", errors.UnsupportedError, put(104, "I", 1)),
     ("header-reserved", errors.FormatError, put(116, "B", 1)),
     ("header-reserved", errors.FormatError, put(123, "B", 1)),
     ("header-reserved", errors.FormatError, put(4095, "B", 1)),
@@ -138,7 +138,7 @@ HEADERS: list[tuple[str, type[errors.DQuantError], Callable[[bytes], bytes]]] = 
     ("profile-window-differs", errors.FormatError, insert_profile),
     ("profile-name", errors.FormatError, put(PROFILES + 16, "B", 0xFF)),
     ("profile-coder", errors.UnsupportedError, stream(0, "B", 3)),
-    ("profile-quantiser", errors.UnsupportedError, stream(1, "B", 1)),
+    ("profile-quantiser", errors.UnsupportedError, stream(1, "B", 3)),
     ("profile-grid", errors.UnsupportedError, stream(2, "B", 2)),
     ("profile-levels", errors.FormatError, stream(2, "B", 1)),
     ("profile-grid", errors.FormatError, stream(16, "d", 0.5)),

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from dquantcodec.classes import COUNT, LEAST_ENTROPY, classes, deviation, nearest
 from dquantcodec.codec import Codec
+from dquantcodec.coding_loss import grouped_loss, rotated_loss
 from dquantcodec.errors import InputError
 from dquantcodec.fit import balanced, deviations, fit_plan, join, sample_windows, zero_bits
 from dquantcodec.grouping import Grouping
 from dquantcodec.plan import Plan, StreamPlan, make_plan
 from dquantcodec.profile import PROFILES, ClassRule
-from dquantcodec.table_choice import MOST_TABLES, choose_tables
+from dquantcodec.table_choice import MOST_TABLES, Family, choose_tables, entropy
 
 RULES = {"key": ClassRule("student"), "value": ClassRule("normal")}
 
@@ -74,7 +75,7 @@ def test_channels_take_the_classes_of_their_deviations(heads: int, dim: int) -> 
                 missed.append(known.index(by_channel[channel]) - wanted)
             else:
                 # Left out: hardly any entropy.
-                assert classes(RULES[kind].source)[wanted].entropy < 0.5
+                assert entropy(classes(RULES[kind].source)[wanted].weights) < 0.5
         # Eight channels share a class and tables serve classes near their own: mostly within one, hardly beyond two.
         assert np.mean(np.abs(missed) <= 1) >= 0.75
         assert abs(float(np.mean(missed))) < 1
@@ -94,7 +95,7 @@ def test_each_band_of_equal_channels_takes_its_class() -> None:
         by_channel = slow.classes_by_channel(grouping_of(stream))
         for channel, sigma in enumerate(relative):
             wanted = int(nearest(np.array([sigma / stream.step]))[0])
-            worth = classes(source)[wanted].entropy >= 0.3
+            worth = entropy(classes(source)[wanted].weights) >= 0.3
             if channel in by_channel:
                 assert abs(known.index(by_channel[channel]) - wanted) <= 1 or not worth
             else:
@@ -453,10 +454,10 @@ def test_classes_below_the_least_entropy_are_not_used() -> None:
     )
     for kind, stream in (("key", plan.key), ("value", plan.value)):
         known = classes(RULES[kind].source)
-        least = min(c.entropy for c in known if c.entropy >= LEAST_ENTROPY)
+        least = min(e for c in known if (e := entropy(c.weights)) >= LEAST_ENTROPY)
         for levels in grouping_of(stream).classes:
             number = [c.levels(stream.gain) for c in known].index(levels)
-            assert known[number].entropy >= least
+            assert entropy(known[number].weights) >= least
         assert grouping_of(stream).coded < 128 and grouping_of(stream).coded % 4 == 0
     assert deviation(COUNT - 1) < 64
 
@@ -475,7 +476,34 @@ def test_tables_keep_their_bytes_or_are_the_smallest(field_bits: int, precision:
     rng = np.random.default_rng(1)
     letters = Counter({tuple(rng.integers(0, 12, 3).tolist()): int(rng.integers(1, 9)) for _ in range(40)})
     rule = ClassRule("normal", field_bits, precision, table_bytes)
-    tables = set(choose_tables(letters, rule).values())
+    tables = set(choose_tables(letters, rule, Family(rule.source, 1)).values())
     needed = sum(2 << p for _, p in tables)
     smallest = min(math.prod(len(classes("normal")[c].weights) for c in t) for t in letters)
     assert needed <= table_bytes or 2 * smallest > table_bytes or len(tables) == 1
+
+
+def test_streams_of_one_magnitude_are_better_rotated_and_usual_ones_are_not() -> None:
+    rng = np.random.default_rng(2)
+    usual = (rng.standard_normal((256, 3, 64)) * np.geomspace(0.1, 3, 64)).astype(np.float32)
+    constant = np.full_like(usual, 3)
+    plan = fit_plan("2.26", usual, constant)
+    assert plan.key.grouping is not None and plan.value.grouping is None
+    classes_only = fit_plan("2.26", usual, usual)
+    assert rotated_loss(usual[:128], plan, make_plan(PROFILES["2.26"], 3, 64).key) > grouped_loss(
+        usual[:128], plan, classes_only.key
+    )
+    decoded = Codec(plan).decode(Codec(plan).encode(usual, constant))[1]
+    assert np.square(decoded - constant).mean() / 9 < 0.2
+
+
+def test_losses_are_what_decoding_finds() -> None:
+    x = (np.random.default_rng(3).standard_normal((128, 2, 64)) * np.geomspace(0.5, 3, 64)).astype(np.float32)
+    for profile in ("2.26", "2.26-t"):
+        plan = fit_plan(profile, x, x)
+        decoded = Codec(plan).decode(Codec(plan).encode(x, x))[1].astype(np.float64)
+        found = np.square(decoded - x).sum() / np.square(x.astype(np.float64)).sum()
+        assert grouped_loss(x, plan, plan.value) == pytest.approx(found, rel=1e-3)
+    plan = make_plan(PROFILES["2.26"], 2, 64)
+    decoded = Codec(plan).decode(Codec(plan).encode(x, x))[1].astype(np.float64)
+    found = np.square(decoded - x).sum() / np.square(x.astype(np.float64)).sum()
+    assert rotated_loss(x, plan, plan.value) == pytest.approx(found, rel=1e-3)

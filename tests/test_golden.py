@@ -22,7 +22,8 @@ from dquantcodec.profile import PROFILES
 
 #: The page of a plan with groups, made by hand.
 GROUPED = "grouped"
-NAMES = (*PROFILES, GROUPED)
+#: Without data a profile with a trellis codes as the one of its size without.
+NAMES = (*(name for name in PROFILES if not name.endswith("-t")), GROUPED)
 
 #: (coder, levels, symbols per letter, precision, heads, head_dim, sub-streams)
 STREAMS = [

@@ -235,7 +235,7 @@ def test_codes_and_windows_are_the_canonical_code_of_the_lengths(found: Grouping
     for number, table in enumerate(found.tables):
         letter_of = slow.codes_of(slow.table_lengths(found, number))
         sizes = [len(weights) for weights in slow.table_fields(found, number)]
-        assert (int(coded.window_first[number]), int(coded.window_mask[number])) == (at, 2**table.precision - 1)
+        assert (int(coded.window_first[number]), int(coded.precision[number])) == (at, table.precision)
         window = coded.window[at : at + 2**table.precision].tolist()
         at += 2**table.precision
         for code, letter in letter_of.items():

@@ -102,7 +102,7 @@ def test_named_profiles_keep_their_bits_per_value_with_every_byte_of_a_page_coun
 
 def test_named_profiles_are_the_papers_and_the_prefix_coders() -> None:
     assert DEFAULT_PROFILE == "2.26"
-    assert set(PROFILES) == {"3.0", "2.26", "1.96", "paper-2.26", "paper-1.96"}
+    assert set(PROFILES) == {"3.0", "2.26", "1.96", "2.26-t", "1.96-t", "paper-2.26", "paper-1.96"}
     for name, profile in PROFILES.items():
         assert profile.name == name
         assert profile is Profile.named(name)

@@ -21,7 +21,7 @@ import beyond  # noqa: E402
 import class_limits  # noqa: E402
 import page_beyond  # noqa: E402
 
-from dquantcodec import PROFILES, classes, encode, fit  # noqa: E402
+from dquantcodec import PROFILES, encode, fit, table_choice, trellis_classes  # noqa: E402
 from dquantcodec.group_grid import grouped_scale  # noqa: E402
 
 TEXTS = ("novel", "law", "python")
@@ -84,7 +84,7 @@ def test_a_variant_changes_what_it_names_and_nothing_afterwards() -> None:
     with class_limits.designed(class_limits.Variant("clipped", clip=True)):
         assert encode.grouped_scale is not grouped_scale
     assert encode.grouped_scale is grouped_scale
-    assert fit.classes is classes.classes
+    assert table_choice.dependent_classes is trellis_classes.dependent_classes
     again = fit.fit_plan("2.26", keys, values)
     assert again.key.step == usual.key.step
     assert PROFILES["2.26"].key.classes is not None and PROFILES["2.26"].key.classes.field_bits == 10

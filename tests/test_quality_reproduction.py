@@ -258,13 +258,13 @@ def test_the_cases_that_ruin_attention_are_those_warned_about() -> None:
             assert not one.warned, case
 
 
-def test_mean_removal_is_what_saves_slow_biases() -> None:
+def test_mean_removal_helps_slow_biases_which_classes_take_without_it_too() -> None:
     found = coded()
     case = "key bias 30x, slow channels"
     with_means, without = found[case, "2.26 (default)"], found[case, "no mean removal"]
     assert with_means.attention_error is not None
     assert without.attention_error is not None
-    assert without.attention_error > 3 * with_means.attention_error
+    assert with_means.attention_error < 0.8 * without.attention_error < 0.4
     plain = found["unchanged", "2.26 (default)"].attention_error
     assert plain is not None
     assert with_means.attention_error < 1.1 * plain

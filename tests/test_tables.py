@@ -158,4 +158,5 @@ def test_tables_of_named_profiles_are_as_they_always_were(name: str, heads: int)
         assert int(stream.frequencies.astype(int).sum()) == 1 << stream.precision
         assert stream.frequencies.min() >= 1
         digest.update(stream.frequencies.astype("<u2").tobytes())
-    assert digest.hexdigest()[:32] == GOLDEN[name, heads]
+    # Without data a profile with a trellis has the tables of the one of its size without.
+    assert digest.hexdigest()[:32] == GOLDEN[name.removesuffix("-t"), heads]

@@ -93,8 +93,7 @@ def designed(variant: Variant) -> Iterator[None]:
     _forget()
     with (
         mock.patch.object(encode, "grouped_scale", scale),
-        mock.patch.object(fit, "classes", known.__getitem__),
-        mock.patch.object(table_choice, "classes", known.__getitem__),
+        mock.patch.object(table_choice, "dependent_classes", lambda source, _states: known[source]),
     ):
         yield
     _forget()
@@ -102,7 +101,7 @@ def designed(variant: Variant) -> Iterator[None]:
 
 def _forget() -> None:
     """Codes and shares are remembered by the numbers of classes, which mean others now."""
-    for cache in (table_choice._lengths, table_choice._shares):
+    for cache in (table_choice._lengths, table_choice._shares, table_choice._letter_shares):
         cache.cache_clear()
 
 

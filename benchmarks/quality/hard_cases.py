@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from captures import Capture, CapturedLayer, Floats, command_parser, read_capture, write_result
 
-from dquantcodec import PROFILES, Codec, Profile, StreamProfile, fit_plan
+from dquantcodec import PROFILES, Codec, Profile, fit_plan
 from dquantcodec.attention_estimate import (
     AttentionEstimate,
     estimate_attention,
@@ -140,9 +140,10 @@ class Remedy:
 
 def remedies() -> list[Remedy]:
     default = PROFILES["2.26"]
-    # Streams far from normal use the outer levels often; sharpening would make these expensive.
-    largest = Profile(
-        StreamProfile(24, 640, precision=13, alpha=1.0, mean=True), StreamProfile(24, 520, precision=13, alpha=1.0)
+    largest = replace(
+        default,
+        key=replace(default.key, container=2 * default.key.container),
+        value=replace(default.value, container=2 * default.value.container),
     )
     return [
         Remedy("no mean removal", replace(default, key=replace(default.key, mean=False))),

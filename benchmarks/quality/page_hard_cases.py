@@ -93,16 +93,16 @@ def advice(cases: Cases) -> list[str]:
         bullet(
             f"""**Key biases**, as in Qwen2.5. Means over 128 tokens take them away in channels that RoPE turns slowly:
             without mean removal the error of the largest is {significant(error(cases, worst, NO_MEANS))}, with it
-            {significant(error(cases, worst))}. In channels that turn fast they do not, and the grid has to span the
-            bias. Keep such layers exact."""
+            {significant(error(cases, worst))}. In channels that turn fast they do not; variance classes give those
+            channels more levels. A plan without data rotates and has to span the bias with one grid."""
         ),
         bullet(
-            f"""**Attention sinks.** `--sinks 4` keeps the first tokens exact. Here the error falls from {before} to
+            f"""**Attention sinks.** `--sinks 4` keeps the first tokens exact. Here the error goes from {before} to
             {after}. Models that lean on their first token may gain more, which was not measured."""
         ),
         bullet(
-            """**One channel far larger than the rest, or very large keys.** The rotation mixes the channel with the
-            others, and the grid of the whole token widens. Large keys make attention pick single tokens, so small
-            relative errors count. Only a larger budget or an exact layer helps."""
+            """**One channel far larger than the rest, or very large keys.** Classes give the channel levels of its
+            own, which takes bits from the others. Large keys make attention pick single tokens, so small relative
+            errors count. Only a larger budget or an exact layer helps."""
         ),
     ]

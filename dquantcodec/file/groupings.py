@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import FormatError, InputError, LimitError
+from ..errors import FormatError, InputError, LimitError, UnsupportedError
 from ..grouping import MAX_FIELDS, MAX_GROUPS, MAX_TABLES, Grouping, Levels, Table
 from ..plan import Plan
-from .structs import CLASS, GROUPING, GROUPING_TABLE, MAX_FILE_CLASSES, STEP, align
+from .structs import CLASS, GROUPING, GROUPING_TABLE, MAX_FILE_CLASSES, QUANTISERS, STEP, align
 
 #: Places of a table without a class.
 NO_CLASS = 0xFFFF
@@ -34,8 +34,9 @@ def pack_groupings(groupings: Sequence[Grouping]) -> tuple[list[bytes], list[byt
 
 
 def _pack_class(levels: Levels) -> bytes:
-    upper = np.array(levels.weights[levels.most :], "<u2").tobytes()
-    return _padded(CLASS.pack(levels.most, 0, levels.gain) + upper)
+    sets = (levels.weights, levels.second) if levels.second else (levels.weights,)
+    upper = b"".join(np.array(weights[levels.most :], "<u2").tobytes() for weights in sets)
+    return _padded(CLASS.pack(levels.most, len(sets) - 1, levels.gain) + upper)
 
 
 def _pack_grouping(grouping: Grouping, numbers: Sequence[int]) -> bytes:
@@ -50,8 +51,9 @@ def _pack_grouping(grouping: Grouping, numbers: Sequence[int]) -> bytes:
     heads = (grouping.order[:, 0] // grouping.head_dim).astype("<u2")
     places = (grouping.order % grouping.head_dim).astype("<u2" if grouping.head_dim > 256 else "u1")
     start = GROUPING.pack(
-        grouping.heads, grouping.head_dim, grouping.coded, len(grouping.letters), len(grouping.tables), bytes(7)
-    )
+        grouping.heads, grouping.head_dim, grouping.coded, len(grouping.letters), len(grouping.tables),
+        QUANTISERS[grouping.states], bytes(6),
+    )  # fmt: skip
     return _padded(start + tables + shapes + heads.tobytes() + grouping.choice.tobytes() + places.tobytes())
 
 
@@ -69,11 +71,12 @@ def parse_classes(block: bytes, offset: int, count: int, end: int) -> tuple[list
     classes = []
     for number in range(count):
         take = _Taker(block, offset, end, f"class {number}")
-        most, reserved, gain = CLASS.unpack(take(CLASS.size))
-        upper = np.frombuffer(take(2 * (most + 1)), "<u2").tolist()
-        offset = take.close(reserved)
+        most, dependent, gain = CLASS.unpack(take(CLASS.size))
+        sets = [np.frombuffer(take(2 * (most + 1)), "<u2").tolist() for _ in range(2 if dependent == 1 else 1)]
+        offset = take.close(dependent > 1)
+        weights, *second = [(*upper[:0:-1], *upper) for upper in sets]
         try:
-            classes.append(Levels((*upper[:0:-1], *upper), gain))
+            classes.append(Levels(weights, gain, *second))
         except InputError as error:
             raise FormatError(f"class {number}: {error}", code=error.code, number=number) from None
     return classes, offset
@@ -84,9 +87,16 @@ def parse_groupings(
 ) -> tuple[list[Grouping], int]:
     """``count`` groupings from ``offset``, as :func:`parse_classes`."""
     groupings = []
+    states_of = {code: states for states, code in QUANTISERS.items()}
     for number in range(count):
         take = _Taker(block, offset, end, f"grouping {number}")
-        heads, dim, coded, groups, tables, reserved = GROUPING.unpack(take(GROUPING.size))
+        heads, dim, coded, groups, tables, quantiser, reserved = GROUPING.unpack(take(GROUPING.size))
+        if quantiser not in states_of:
+            raise UnsupportedError(
+                f"grouping {number} has quantiser {quantiser}; this version cannot decode it",
+                code="profile-quantiser",
+                number=number,
+            )
         if not (1 <= heads <= 1024 and 1 <= coded <= dim <= 1024 and groups <= MAX_GROUPS and tables <= MAX_TABLES):
             raise LimitError(
                 f"grouping {number} has {heads} heads of {dim} values, {coded} of them coded, {groups} groups and "
@@ -129,6 +139,7 @@ def parse_groupings(
                 fields=tuple(fields for _, fields in shapes),
                 choice=choice,
                 order=(head[:, None] * dim + places).astype(np.uint16),
+                states=states_of[quantiser],
             )
         except InputError as error:
             raise FormatError(f"grouping {number} has {error}", code=error.code, number=number) from None

@@ -28,7 +28,7 @@ from .structs import (
     MEAN_NONE,
     PROFILE,
     PROFILE_BYTES,
-    QUANTISER_SCALAR,
+    QUANTISERS,
     ROTATION_HADAMARD,
     ROTATION_NONE,
     SIGNS,
@@ -69,7 +69,8 @@ def _pack_plan(plan: Plan, tables: dict[bytes, int], signs: dict[bytes, int], gr
                 "(give fewer bytes or more sub-streams)",
                 code="profile-words",
             )
-        shared = (CODERS[stream.coder], QUANTISER_SCALAR, GRIDS[stream.grid])
+        states = stream.grouping.states if stream.grouping else 1
+        shared = (CODERS[stream.coder], QUANTISERS[states], GRIDS[stream.grid])
         mean = MEAN_INT8 if stream.mean else MEAN_NONE
         if stream.grouping is not None:
             entry += STREAM.pack(
@@ -194,7 +195,7 @@ def _parse_stream(
         _require(holds, error, number, field, f"{found} for {kind}s")
 
     require(coder in coders, UnsupportedError, "coder", f"coder {coder}")
-    require(quantiser == QUANTISER_SCALAR, UnsupportedError, "quantiser", f"quantiser {quantiser}")
+    require(quantiser in QUANTISERS.values(), UnsupportedError, "quantiser", f"quantiser {quantiser}")
     require(grid in grids, UnsupportedError, "grid", f"grid {grid}")
     require(gain in gains, UnsupportedError, "gain", f"gain {gain}")
     require(mean in (MEAN_NONE, MEAN_INT8), UnsupportedError, "mean", f"mean mode {mean}")
@@ -217,8 +218,10 @@ def _parse_stream(
             (found.heads, found.head_dim) == geometry, FormatError, "grouping",
             f"a grouping of {found.heads} heads of {found.head_dim} values",
         )  # fmt: skip
+        same = QUANTISERS[found.states] == quantiser
+        require(same, FormatError, "grouping", f"quantiser {quantiser} but not its grouping")
         return grouped(words, substreams, mean == MEAN_INT8, step, gains[gain], found), sign_vector
-    require(grouping == 0, FormatError, "grouping", "a grouping beside a rotation")
+    require((grouping, quantiser) == (0, 0), FormatError, "grouping", "a grouping or a trellis beside a rotation")
     require(2 <= levels <= 64, LimitError, "levels", f"{levels} levels")
     if grids[grid] == "mid-tread":
         require(levels % 2 == 1, FormatError, "levels", f"a mid-tread grid of {levels} levels")

@@ -58,11 +58,11 @@ LAYER = struct.Struct("<BBHIII16s")
 TABLE = struct.Struct("<II")
 #: bits, reserved; the packed signs follow.
 SIGNS = struct.Struct("<I4s")
-#: largest level, reserved, gain; the u16 frequencies of the levels from 0 up follow.
+#: largest level, 1 if dependent, gain; the u16 frequencies of the levels from 0 up follow, by one or two quantisers.
 CLASS = struct.Struct("<BBH")
-#: heads, head_dim, coded channels of a head, groups of a head, tables, reserved; tables, shapes of groups, heads,
-#: tables of groups and the channels' order follow.
-GROUPING = struct.Struct("<HHHHB7s")
+#: heads, head_dim, coded channels of a head, groups of a head, tables, quantiser, reserved; tables, shapes of groups,
+#: heads, tables of groups and the channels' order follow.
+GROUPING = struct.Struct("<HHHHBB6s")
 #: precision, fields, reserved, classes of the fields.
 GROUPING_TABLE = struct.Struct("<BBH4H")
 #: magic, type, version, payload bytes, first token, tokens, sequence, number, flags, salt, epoch, table CRC,
@@ -99,7 +99,8 @@ EXACT_ONLY: Final = 1
 CODERS: Final = {"rans": 1, "prefix": 2}
 DTYPES: Final = {"bfloat16": 1, "float16": 2, "float32": 3}
 STORAGES: Final = {"coded": 1, "exact": 2, "absent": 3}
-QUANTISER_SCALAR: Final = 0
+#: By the number of states of the trellis.
+QUANTISERS: Final = {1: 0, 4: 1, 8: 2}
 GRIDS: Final = {"min-max": 0, "mid-tread": 1}
 GAINS: Final = {"least-squares": 0, "unbiased": 1}
 MEAN_NONE: Final = 0
