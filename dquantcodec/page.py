@@ -112,8 +112,10 @@ class KindFields:
         if self.affine.shape[1] == 2:
             offset, scale = np.ascontiguousarray(self.affine.T, np.float32)
             return offset, scale
-        scale = self.affine[:, 0].astype(np.float32)
-        return np.float32(-(levels - 1) / 2) * scale, scale
+        # Tokens that nobody reads may hold any bits, signalling NaNs among them.
+        with np.errstate(invalid="ignore"):
+            scale = self.affine[:, 0].astype(np.float32)
+            return np.float32(-(levels - 1) / 2) * scale, scale
 
 
 def write_page(page: NDArray[np.uint8], plan: Plan, key: KindFields, value: KindFields) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from .errors import InputError
-from .trellis import QUANTISERS, STATES
 
 #: Container sizes of a profile are stated for a stream of this many values and scale with the stream.
 REFERENCE_VALUES = 1024
@@ -23,6 +22,9 @@ CODERS = ("rans", "prefix")
 GRIDS = ("min-max", "mid-tread")
 GAINS = ("least-squares", "unbiased")
 SOURCES = ("normal", "student")
+QUANTISERS = ("scalar", "trellis-4", "trellis-8")
+#: States of every quantiser.
+STATES = {"scalar": 1, "trellis-4": 4, "trellis-8": 8}
 
 
 @dataclass(frozen=True)

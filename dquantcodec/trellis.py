@@ -20,10 +20,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-QUANTISERS = ("scalar", "trellis-4", "trellis-8")
-#: States of every quantiser of :class:`dquantcodec.profile.StreamProfile`.
-STATES = {"scalar": 1, "trellis-4": 4, "trellis-8": 8}
-
 #: ``NEXT[states][state][k & 1]``.
 NEXT: dict[int, tuple[tuple[int, int], ...]] = {
     1: ((0, 0),),

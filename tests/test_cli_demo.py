@@ -57,7 +57,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], profile: str) 
     assert [row[0] for row in rows] == ["1", "14", "29"]
     for row in rows:
         bits, ratio, *measures = (float(cell.rstrip("x")) for cell in row[1:])
-        assert 1.9 < bits < float(profile.removeprefix("paper-")) + 0.5
+        assert 1.9 < bits < float(profile.removeprefix("paper-").removesuffix("-t")) + 0.5
         assert ratio == pytest.approx(16 / bits, abs=0.01)
         assert len(measures) == 8, "keys, centred keys, values, attention, two drifted shares, two speeds"
         assert all(measure > 0 for measure in measures)

@@ -59,7 +59,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("file", metavar="IN", help=".safetensors, .npz, or a folder of them")
     parser.add_argument("output", metavar="OUT", help="the .dqkv file to write")
     parser.add_argument(
-        "--profile", choices=tuple(PROFILES), default=DEFAULT_PROFILE, help=f"bits/value and codec ({DEFAULT_PROFILE})"
+        "--profile",
+        choices=tuple(PROFILES),
+        default=DEFAULT_PROFILE,
+        metavar="NAME",
+        help=f"bits/value and codec: {', '.join(PROFILES)} ({DEFAULT_PROFILE})",
     )
     parser.add_argument(
         "--recent", type=not_negative, default=128, metavar="N", help="newest tokens to keep exact (128)"

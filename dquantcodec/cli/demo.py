@@ -31,7 +31,11 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--out", default="dqkv-demo", metavar="DIR", help="folder to write to (dqkv-demo)")
     parser.add_argument(
-        "--profile", choices=tuple(PROFILES), default=DEFAULT_PROFILE, help=f"bits/value and codec ({DEFAULT_PROFILE})"
+        "--profile",
+        choices=tuple(PROFILES),
+        default=DEFAULT_PROFILE,
+        metavar="NAME",
+        help=f"bits/value and codec: {', '.join(PROFILES)} ({DEFAULT_PROFILE})",
     )
     add_threads(parser)
     parser.set_defaults(run=run, file="sample.safetensors")
