@@ -84,6 +84,7 @@ def compared(result: Result, what: str) -> str:
             _interval(*row["unseen"]) if row["unseen"] else "-",
             percent(row["top1"]),
             fixed(row["perplexity_ratio"], 3),
+            str(len(row["documents"])),
         )
         for row in result["rows"]
     ]
@@ -96,14 +97,13 @@ def compared(result: Result, what: str) -> str:
         "on unseen texts",
         "top-1",
         "perplexity ratio",
+        "texts",
     )
     chosen = joined(list(result["chosen_on"]))
-    counts = {model_name(row["model"]): len(row["documents"]) for row in result["rows"]}
-    texts = joined([f"{count} texts for {model}" for model, count in counts.items()])
-    text = f"""There are {texts}. The ratio is KL of the paper's codec, its containers as large as ours in all, over KL
-        of the method, with a 95 % interval over texts; 1.96 is compared with the paper as large as 1.96. Choices
-        were made on the texts {chosen}; the next column is over the others alone. Bits count every stored byte of the
-        coded tokens, the first token's 16 bits and the plan included."""
+    text = f"""The ratio is KL of the paper's codec, its containers as large as ours in all, over KL of the method,
+        with a 95 % interval over as many texts as the row says; 1.96 is compared with the paper as large as 1.96.
+        Choices were made on the texts {chosen}; the next column is over the others alone. Bits count every stored byte
+        of the coded tokens, the first token's 16 bits and the plan included."""
     behind = [
         f"{model_name(row['model'])}, {row['method'].removeprefix('dquantcodec ')}: {joined(row['worse_than_a_peer'])}"
         for row in result["rows"]
