@@ -313,7 +313,7 @@ def methods() -> list[Method]:
     ]
     profiles += [
         Method(f"dquantcodec {name} rotated", "dquantcodec profiles", SOURCE, _rotated(name))
-        for name in ("2.26", "1.96")
+        for name in ("2.26", "1.96", "3.0")
     ]
     profiles += [
         Method(f"dquantcodec {name} {how}", "dquantcodec profiles", SOURCE, named(name), _planned(name, measured))
