@@ -21,7 +21,7 @@ from .errors import ChecksumError, FormatError, InputError
 from .group_grid import nearest_levels
 from .letters import by_token, letter_table
 from .page import KINDS, KindFields, PageLayout, page_exponents, read_kind, write_page
-from .plan import Plan, StreamPlan, make_plan
+from .plan import Plan, StreamPlan, plan_of
 from .profile import DEFAULT_PROFILE, TILE, Profile
 from .reconstruct import reconstruct
 from .status import EXPLANATIONS, REASONS
@@ -92,13 +92,7 @@ class Codec:
         threads: int = 1,
         device: str = "cpu",
     ) -> None:
-        if isinstance(profile, Plan):
-            self.plan = profile
-        elif kv_heads is None or head_dim is None:
-            raise InputError("a codec needs kv_heads and head_dim", code="input-geometry")
-        else:
-            profile = Profile.named(profile) if isinstance(profile, str) else profile
-            self.plan = make_plan(profile, kv_heads, head_dim)
+        self.plan = plan_of(profile, kv_heads, head_dim)
         if threads < 1:
             raise InputError(f"threads must be at least 1, not {threads}", code="input-threads")
         self.threads = threads

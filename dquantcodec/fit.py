@@ -1,7 +1,7 @@
 """Fitting a plan to data: variance classes, the order of channels, shapes of groups and their letter tables.
 
 Nothing is trained: what is taken from the data is one standard deviation per channel, and it is stored with the plan,
-so any tokens of the same layer will do.  A file fits its layers to its own first page or to a sample; an engine fits
+so any tokens of the same layer will do.  A file fits its layers to its own first tokens or to a sample; an engine fits
 once per model and keeps the plans.
 """
 

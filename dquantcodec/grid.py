@@ -133,6 +133,17 @@ def regain(
     yy = mm - 2 * middle * m + n * middle**2
     vy = um - middle * (u + m) + n * middle**2
     vv = uu - 2 * middle * u + n * middle**2
+    return gained_scale(scale, vv, vy, yy, unbiased)
+
+
+def gained_scale(
+    scale: NDArray[np.float16],
+    vv: NDArray[np.float64],
+    vy: NDArray[np.float64],
+    yy: NDArray[np.float64],
+    unbiased: bool,
+) -> NDArray[np.float16]:
+    """``scale`` ``[T]`` times the gain that sums of squares and products of positions v and levels y ask for."""
     useful = (yy > 0) & (vy > 0)
     gain = np.divide(vy, yy, out=np.ones_like(vy), where=useful)
     if unbiased:

@@ -8,13 +8,12 @@ last of its class.  Positions are in coded order, eight places to every field of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .grid import MOST_GAIN, NOISE_SHARE, ONE, row_squares
+from .grid import ONE, gained_scale, row_squares
 from .grouping import MAX_FIELDS, MAX_GROUP_LETTERS, Grouping, group_arrays
 from .kernels import kernel
 from .trellis import letter_paths
@@ -25,17 +24,11 @@ FARTHEST = (1 << 23) - 1
 GAIN_ONE = 512
 
 
-@dataclass(frozen=True, eq=False)
-class ChannelLimits:
-    """``inverse`` float32 ``[n]``: one over the reach of every channel, zero of those left out."""
-
-    inverse: NDArray[np.float32]
-
-
 @lru_cache(maxsize=1024)
-def channel_limits(grouping: Grouping) -> ChannelLimits:
+def inverse_reach(grouping: Grouping) -> NDArray[np.float32]:
+    """One over the reach of every channel ``[n]``, zero of those left out."""
     reach = group_arrays(grouping).reach
-    return ChannelLimits(np.divide(np.float32(1), reach, out=np.zeros_like(reach), where=reach > 0))
+    return np.divide(np.float32(1), reach, out=np.zeros_like(reach), where=reach > 0)
 
 
 def grouped_scale(x: NDArray[np.float32], step: float, grouping: Grouping) -> NDArray[np.float16]:
@@ -43,7 +36,7 @@ def grouped_scale(x: NDArray[np.float32], step: float, grouping: Grouping) -> ND
     squares, peaks = np.empty(len(x), np.float64), np.empty(len(x), np.float64)
     row_squares(x, squares, peaks)
     needed = np.empty(len(x), np.float32)
-    largest_parts(x, channel_limits(grouping).inverse, needed)
+    largest_parts(x, inverse_reach(grouping), needed)
     scale: NDArray[np.float16] = np.maximum(np.sqrt(squares / x.shape[1]) * step, needed).astype(np.float16)
     return scale
 
@@ -72,14 +65,7 @@ def fit_scale(
     level_moments(position, levels, gains, sums)
     uu, uy, yy = sums.T.astype(np.float64)
     uu, uy, yy = uu / (ONE * ONE), uy / (ONE * GAIN_ONE), yy / (GAIN_ONE * GAIN_ONE)
-    useful = (yy > 0) & (uy > 0)
-    gain = np.divide(uy, yy, out=np.ones_like(uy), where=useful)
-    if unbiased:
-        kept = np.divide(uy * uy, uu * yy, out=np.ones_like(uy), where=useful)
-        gain = gain / (kept + (1 - kept) * NOISE_SHARE)
-    with np.errstate(over="ignore"):
-        candidate = (scale.astype(np.float64) * np.minimum(gain, MOST_GAIN)).astype(np.float16)
-    return np.where(np.isfinite(candidate), candidate, scale)
+    return gained_scale(scale, uu, uy, yy, unbiased)
 
 
 def nearest_levels(position: NDArray[np.int32], grouping: Grouping) -> NDArray[np.uint8]:

@@ -22,6 +22,7 @@ from .prefix import (
     READ_BITS,
     canonical,
     load_streams,
+    stream_room,
     stream_status,
     take_four,
     take_one,
@@ -30,7 +31,7 @@ from .prefix import (
 )
 from .profile import TILE
 from .trellis import letter_paths, state_bits
-from .vectors import LANES, WIDTH, fill_row, spread_row
+from .vectors import LANES, fill_row, spread_row
 
 # Codes of a group's table are at most 14 bits long, so four letters always fit one read.
 assert READ_BITS >= 4 * 14
@@ -100,9 +101,7 @@ def decode_levels(
     levels = np.empty((tiles, n, TILE), np.uint8)
     status = np.empty((tiles, plan.substreams, TILE), np.uint8)
     letters = grouping.heads // plan.substreams * grouping.letters_per_head
-    # As in `prefix`: room for the longest possible stream confines every read of any words.
-    longest = max(plan.words, (letters * plan.precision + 1) // 32 + 1) + 2
-    streams = np.zeros(TILE * (-(-longest // WIDTH) * WIDTH), np.uint32)
+    streams = stream_room(plan, letters)
     left_out = np.flatnonzero(arrays.middle == 0)
     decode_group_tiles(
         words.reshape(-1), tiles, plan.substreams, plan.words, arrays.groups, arrays.row_channel.reshape(-1),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import tables
-from .errors import CapacityError, LimitError
+from .errors import CapacityError, InputError, LimitError
 from .grouping import Grouping
 from .profile import Profile, StreamProfile
 
@@ -129,6 +129,15 @@ def make_plan(profile: Profile, kv_heads: int, head_dim: int) -> Plan:
         value=_stream_plan("value", profile.value, kv_heads, head_dim, substreams),
         profile_name=profile.name,
     )
+
+
+def plan_of(profile: str | Profile | Plan, kv_heads: int | None, head_dim: int | None) -> Plan:
+    """The plan that a codec is asked for: ready, or of a profile, by name or not, for a geometry."""
+    if isinstance(profile, Plan):
+        return profile
+    if kv_heads is None or head_dim is None:
+        raise InputError("a codec needs kv_heads and head_dim", code="input-geometry")
+    return make_plan(Profile.named(profile) if isinstance(profile, str) else profile, kv_heads, head_dim)
 
 
 def _stream_plan(kind: str, profile: StreamProfile, kv_heads: int, head_dim: int, substreams: int) -> StreamPlan:

@@ -102,15 +102,22 @@ def decode_levels(
     table = letter_table(plan, head_dim)
     levels = np.empty((tiles, substreams * letters // table.per_head * head_dim, TILE), np.uint8)
     status = np.empty((tiles, substreams, TILE), np.uint8)
-    # No code is longer than `precision` bits: room up to the longest possible stream, and one read more, confines every
-    # read of any words without a check in the loop.
-    longest = max(plan.words, (letters * plan.precision + 1) // 32 + 1) + 2
-    streams = np.zeros(TILE * (-(-longest // WIDTH) * WIDTH), np.uint32)
+    streams = stream_room(plan, letters)
     decode_tiles(
         words.reshape(-1), tiles, substreams, plan.words, prefix_table(plan).window, plan.precision, letters,
         table.field_bits, plan.letter, head_dim, strict, levels.reshape(-1), status, streams, streams.view(np.uint8),
     )  # fmt: skip
     return levels, status
+
+
+def stream_room(plan: StreamPlan, letters: int) -> NDArray[np.uint32]:
+    """Zeros for 32 streams of ``letters`` letters, one after another.
+
+    No code is longer than ``precision`` bits: room up to the longest possible stream, and one read more, confines every
+    read of any words without a check in the loop.
+    """
+    longest = max(plan.words, (letters * plan.precision + 1) // 32 + 1) + 2
+    return np.zeros(TILE * (-(-longest // WIDTH) * WIDTH), np.uint32)
 
 
 @kernel

@@ -16,7 +16,7 @@ from ..arrays import as_floats, check_finite, to_float32
 from ..codec import Pages
 from ..errors import ChecksumError, DeviceError, FormatError, InputError
 from ..page import KINDS, PageLayout
-from ..plan import Plan, StreamPlan, make_plan
+from ..plan import Plan, StreamPlan, plan_of
 from ..profile import DEFAULT_PROFILE, TILE, Profile
 from ..status import EXPLANATIONS, REASONS
 from . import arrays, params
@@ -60,13 +60,7 @@ class Codec:
         *,
         device: int = 0,
     ) -> None:
-        if isinstance(profile, Plan):
-            self.plan = profile
-        elif kv_heads is None or head_dim is None:
-            raise InputError("a codec needs kv_heads and head_dim", code="input-geometry")
-        else:
-            profile = Profile.named(profile) if isinstance(profile, str) else profile
-            self.plan = make_plan(profile, kv_heads, head_dim)
+        self.plan = plan_of(profile, kv_heads, head_dim)
         refuse_classes(self.plan)
         self.layout = PageLayout.of(self.plan)
         self.device = _device(device)
