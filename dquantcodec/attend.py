@@ -40,14 +40,7 @@ class Problem:
 
     @staticmethod
     def of(query: ArrayLike | Any, plan: Plan, scale: float | None) -> Problem:
-        q = as_floats(query, "query")
-        if q.ndim not in (2, 3) or q.shape[-1] != plan.head_dim or q.shape[-2] % plan.kv_heads:
-            raise InputError(
-                f"query has shape {q.shape}; expected [Q, {plan.head_dim}] or [L, Q, {plan.head_dim}] "
-                f"with Q a multiple of {plan.kv_heads} KV heads",
-                code="input-shape",
-                kind="query",
-            )
+        q = checked_queries(query, plan.kv_heads, plan.head_dim)
         if not np.isfinite(rows := to_float32(q)).all():
             raise InputError("the query holds NaN or infinity", code="input-nonfinite", kind="query")
         grouped = rows.reshape(-1, plan.kv_heads, q.shape[-2] // plan.kv_heads, plan.head_dim)
@@ -70,6 +63,19 @@ class Problem:
         out = out.reshape(heads, positions, group, dim).transpose(1, 0, 2, 3).reshape(self.shape)
         lse = lse.reshape(heads, positions, group).transpose(1, 0, 2).reshape(self.shape[:-1])
         return np.ascontiguousarray(out), np.ascontiguousarray(lse)
+
+
+def checked_queries(query: ArrayLike | Any, kv_heads: int, head_dim: int) -> NDArray[Any]:
+    """``query`` as an array ``[Q, D]`` or ``[L, Q, D]`` with ``Q`` a multiple of the KV heads."""
+    q = as_floats(query, "query")
+    if q.ndim not in (2, 3) or q.shape[-1] != head_dim or q.shape[-2] % kv_heads:
+        raise InputError(
+            f"query has shape {q.shape}; expected [Q, {head_dim}] or [L, Q, {head_dim}] "
+            f"with Q a multiple of {kv_heads} KV heads",
+            code="input-shape",
+            kind="query",
+        )
+    return q
 
 
 @dataclass(frozen=True, eq=False)

@@ -203,7 +203,7 @@ def test_containers_are_checked_without_checksums(small: tuple[bytes, list[Any]]
     path = tmp_path / "x.dqkv"
     with dqkv.open(_written(path, data)) as reader:
         record = next(r for r in reader.log.records if r.header.type == PAGES)
-        layout = reader.rules.run.layouts[0]
+        layout = reader.rules.run.slots[0].layout
         words = record.payload + 64 + layout.head_bytes + layout.value.words_at
     page = bytearray(data)
     lane = 9

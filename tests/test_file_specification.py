@@ -91,9 +91,10 @@ def read_header(data: bytes) -> dict[str, Any]:
         plans.append(plan)
     entries = []
     for number in range(layers):
-        storage, dtype, profile, h, d, _ = struct.unpack_from("<BBHIII", data, layers_at + 32 * number)
-        plan = plans[profile] if storage == 1 else {}
-        entries.append({"storage": storage, "dtype": DTYPES[dtype], "H": h, "D": d, "plan": plan})
+        storage, dtype, profile, h, d, _, groups = struct.unpack_from("<BBHIIIH", data, layers_at + 32 * number)
+        named = plans[profile : profile + groups]
+        assert (sum(plan["H"] for plan in named) == h) == (storage == 1)
+        entries.append({"storage": storage, "dtype": DTYPES[dtype], "H": h, "D": d, "plans": named})
     return {"size": size, "layers": entries}
 
 
@@ -151,7 +152,7 @@ def read_file(data: bytes) -> list[dict[str, list[Any]]]:
     header = read_header(data)
     layers = header["layers"]
     out: list[dict[str, list[Any]]] = [{"key": [], "value": []} for _ in layers]
-    coded = [i for i, layer in enumerate(layers) if layer["storage"] == 1]
+    coded = [(i, plan) for i, layer in enumerate(layers) for plan in layer["plans"]]
     offset = header["size"]
     while offset < len(data):
         assert data[offset : offset + 4] == b"DQKR"
@@ -160,20 +161,25 @@ def read_file(data: bytes) -> list[dict[str, list[Any]]]:
         (table_crc,) = struct.unpack_from("<I", data, offset + 52)
         body = data[offset + 64 : offset + 64 + payload]
         if kind == 1:
-            window = layers[coded[0]]["plan"]["W"]
+            window = coded[0][1]["W"]
             count = -(-tokens // window)
             at = align(4 * len(coded) * count, 64)
             assert crc32c(body[:at]) == table_crc
             crcs = iter(struct.unpack_from(f"<{len(coded) * count}I", body))
-            for i in coded:
+            groups: dict[tuple[int, str], list[Any]] = {(i, name): [] for i, _ in coded for name in out[i]}
+            for i, plan in coded:
+                windows = []
                 for w in range(count):
                     used = min(window, tokens - w * window)
-                    size = page_sizes(layers[i]["plan"])[0] + -(-used // 32) * page_sizes(layers[i]["plan"])[1]
+                    size = page_sizes(plan)[0] + -(-used // 32) * page_sizes(plan)[1]
                     page = body[at : at + size]
                     assert crc32c(page) == next(crcs)
-                    for name, rows in read_page(page, layers[i]["plan"], used).items():
-                        out[i][name].append(rows)
+                    windows.append(read_page(page, plan, used))
                     at += size
+                for name in out[i]:
+                    groups[i, name].append(np.concatenate([rows[name] for rows in windows]))
+            for (i, name), parts in groups.items():
+                out[i][name].append(np.concatenate(parts, axis=1))
             assert at == payload
         elif kind == 2:
             stored = [
@@ -432,9 +438,10 @@ FOUR = replace(
         ([Layer(1, dim, "float32", BOTH_MEANS) for dim in (1, 7, 12, 80, 100)], 1),
         ([Layer(1, dim, "float32", BOTH_MEANS) for dim in (28, 36, 44, 60)], 1e9),
         ([Layer(2, 64, "bfloat16", "2.26"), Layer(4, 20, "float32", FOUR), Layer(3, 80, "float16", "1.96")], 1),
+        ([Layer(4, 64, "bfloat16", "2.26", head_groups=2), Layer(4, 80, "float16", "paper-2.26", head_groups=4)], 1),
         ([Layer(1, 300, "float32", "3.0"), Layer(1, 256, "bfloat16", "1.96"), Layer(5, 7, "float32", "1.96")], 1e9),
     ],
-    ids=["prefix", "rans", "both-means", "odd-orders", "fitted", "fitted-wide"],
+    ids=["prefix", "rans", "both-means", "odd-orders", "fitted", "head-groups", "fitted-wide"],
 )
 def test_the_specification_is_enough(tmp_path: Path, layers: list[Layer], factor: float) -> None:
     fitted = [layer for layer in layers if layer.storage == "coded" and layer.fitted_profile]
@@ -451,7 +458,7 @@ def test_the_specification_is_enough(tmp_path: Path, layers: list[Layer], factor
     data = write(tmp_path / "x.dqkv", layers, pairs, sinks=3, recent=9, _record_target=1)
     mine = read_file(data)
     with dqkv.open(tmp_path / "x.dqkv") as reader:
-        grouped = [layer.plan for layer in reader.layers if layer.plan and layer.plan.key.grouping]
+        grouped = [plan for layer in reader.layers for plan in layer.plans if plan.key.grouping]
         assert len(grouped) >= len(fitted) - 1 and (not fitted or grouped)
         for place, layer in enumerate(layers):
             if layer.storage == "absent":

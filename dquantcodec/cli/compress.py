@@ -21,6 +21,7 @@ from .options import (
     layer_numbers,
     naming,
     not_negative,
+    positive,
     threads,
 )
 from .progress import Advance, prepare_kernels, progress
@@ -74,6 +75,13 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--layers", type=layer_numbers, metavar="LIST", help="only these layers, as in 0-9,14")
     parser.add_argument("--exact-layers", type=layer_numbers, default=[], metavar="LIST", help="layers to keep exact")
+    parser.add_argument(
+        "--head-groups",
+        type=positive,
+        default=1,
+        metavar="G",
+        help="groups of KV heads with pages of their own, for ranks of tensor parallelism (1)",
+    )
     parser.add_argument("--model", default="", metavar="NAME", help="name of the model, kept in the file")
     parser.add_argument("--revision", default="", metavar="NAME", help="revision of the model, kept in the file")
     parser.add_argument(
@@ -111,10 +119,13 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
     for number in args.exact_layers:
         source.layer(number)
     budgets = None if args.profile in PROFILES else LayerBudgets.load(args.profile)
+    if budgets and args.head_groups > 1:
+        parser.error("--head-groups does not go with a profile file, whose containers are for whole layers")
     settings = Settings(
         profile=budgets.profile if budgets else args.profile,
         budgets=budgets,
         exact_layers=frozenset(args.exact_layers),
+        head_groups=args.head_groups,
         sinks=args.sinks,
         recent=args.recent,
         model=args.model,
@@ -139,6 +150,7 @@ class Settings:
     profile: str = DEFAULT_PROFILE
     budgets: LayerBudgets | None = None
     exact_layers: Collection[int] = ()
+    head_groups: int = 1
     sinks: int | None = None
     recent: int = 128
     model: str = ""
@@ -189,16 +201,19 @@ def _file_layer(layer: KVLayer, source: KVSource, settings: Settings) -> Any:
         None if exact else _fitted(layer, source, settings),
         "exact" if exact else "coded",
         layer.number,
+        1 if exact else settings.head_groups,
     )
 
 
-def _fitted(layer: KVLayer, source: KVSource, settings: Settings) -> str | Plan:
-    """A plan fitted to windows from all over the source, or the profile's name if it needs none or there is too little.
+def _fitted(layer: KVLayer, source: KVSource, settings: Settings) -> str | list[Plan]:
+    """Plans of the head groups, fitted to windows from all over the source, or the profile's name if it needs none or
+    there is too little.
 
     The writer would fit one too, but to the first tokens alone.
     """
     import numpy as np
 
+    from ..file import Layer
     from ..file.writer import LEAST_TOKENS
     from ..fit import fit_plan, sample_windows
 
@@ -214,7 +229,9 @@ def _fitted(layer: KVLayer, source: KVSource, settings: Settings) -> str | Plan:
         part = (sequence, settings.leading + start, settings.leading + stop)
         for kind, arrays in sample.items():
             arrays.append(read_finite(source, layer, kind, part, settings.nonfinite)[0])
-    return fit_plan(profile, np.concatenate(sample["key"]), np.concatenate(sample["value"]), words=words)
+    keys, values = (np.concatenate(arrays) for arrays in sample.values())
+    groups = Layer(layer.kv_heads, layer.head_dim, profile=profile, head_groups=settings.head_groups).groups
+    return [fit_plan(profile, keys[:, heads], values[:, heads], words=words) for heads in groups]
 
 
 def _copy(source: KVSource, writer: Any, policy: str, advance: Advance) -> int:
@@ -274,10 +291,10 @@ def estimate_layers(source: KVSource, output: str, policy: str) -> dict[int, Att
     estimates = {}
     with open_file(output) as reader:
         for place, (layer, stored) in enumerate(zip(source.layers, reader.layers)):
-            if stored.plan is None or not stored.coded_tokens:
+            if not stored.plans or not stored.coded_tokens:
                 continue
             sample: list[list[NDArray[Any]]] = [[], [], [], []]
-            for sequence, start, stop in sample_tiles(stored.coded_tokens, source.sequences, stored.plan.window):
+            for sequence, start, stop in sample_tiles(stored.coded_tokens, source.sequences, stored.plans[0].window):
                 tokens = (stored.sinks + start, stored.sinks + stop)
                 decoded = reader.sequences[sequence].layers[place]
                 for i, kind in enumerate(("key", "value")):

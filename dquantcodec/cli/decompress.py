@@ -133,7 +133,7 @@ def present_layers(reader: Any, wanted: Sequence[int] | None = None) -> dict[int
 
 def profile_names(reader: Any) -> list[str]:
     """Names of the profiles that coded layers use, ``"exact"`` if there are none."""
-    names = {layer.plan.profile_name for layer in reader.layers if layer.spec.storage == "coded"}
+    names = {plan.profile_name for layer in reader.layers for plan in layer.plans}
     return sorted(names) or ["exact"]
 
 

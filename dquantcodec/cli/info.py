@@ -15,7 +15,8 @@ EPILOG = """\
 bits_per_value counts every byte of the file over all key and value numbers in
 it; bits_per_value_coded the coded pages alone. In the JSON, layers counts the
 stored layers, kv_heads and head_dim are numbers, or lists by layer where layers
-differ; tokens is the length of the longest sequence.
+differ, and so is head_groups, of coded layers; tokens is the length of the
+longest sequence; shard [i, n] means part i of n of the model's KV heads.
 """
 
 
@@ -65,7 +66,9 @@ def collect(reader: Any) -> dict[str, Any]:
         "sinks": max((layer.sinks for layer in layers if layer.spec.storage == "coded"), default=0),
         "recent": max((layer.recent for layer in layers if layer.spec.storage == "coded"), default=0),
         "torn": bool(reader.torn),
-        "window": next((layer.plan.window for layer in layers if layer.spec.storage == "coded"), None),
+        "head_groups": _common(len(layer.plans) for layer in layers if layer.plans) or None,
+        "shard": list(reader.header.info.shard),
+        "window": next((layer.plans[0].window for layer in layers if layer.plans), None),
         "bytes": sizes.bytes,
         "values": sizes.values,
         "bits_per_value": sizes.bits_per_value,
@@ -94,6 +97,11 @@ def describe(path: str, facts: dict[str, Any]) -> str:
         layers += f"\nkept exact: {format_numbers(facts['exact_layers'])}"
     if facts["torn"]:
         length += "\nthe file was not closed or lost its end: more may be missing"
+    geometry = f"{_shown(facts['kv_heads'])} KV heads of {_shown(facts['head_dim'])}, {_shown(facts['dtype'])}"
+    if facts["head_groups"] not in (None, 1):
+        geometry += f"\nin {_shown(facts['head_groups'])} head groups"
+    if facts["shard"][1] > 1:
+        geometry += f"\npart {facts['shard'][0]} of {facts['shard'][1]} of the model's KV heads"
     coded = facts["bits_per_value_coded"]
     ratio = f", {16 / facts['bits_per_value']:.2f}x smaller than BF16" if facts["bits_per_value"] else ""
     rows = [
@@ -103,7 +111,7 @@ def describe(path: str, facts: dict[str, Any]) -> str:
         ("profile", facts["profile"]),
         ("layers", layers),
         ("length", length),
-        ("geometry", f"{_shown(facts['kv_heads'])} KV heads of {_shown(facts['head_dim'])}, {_shown(facts['dtype'])}"),
+        ("geometry", geometry),
         ("size", f"{size(facts['bytes'])} for {facts['values']} values"),
         ("bits/value", f"{facts['bits_per_value']:.3f} with every byte counted{ratio}"),
     ]

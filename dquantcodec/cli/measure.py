@@ -53,7 +53,7 @@ def measure_layer(subject: Subject, advance: Advance) -> LayerQuality:
     values = subject.source.layer(subject.number).key.values * 2
     return LayerQuality(
         layer=subject.number,
-        profile=layer.plan.profile_name if coded else layer.spec.storage,
+        profile=layer.plans[0].profile_name if coded else layer.spec.storage,
         values=values,
         stored_bytes=sum(s.layers[subject.place].stored_bytes for s in subject.reader.sequences),
         key_nmse=totals.key.nmse,
@@ -69,7 +69,7 @@ def measure_layer(subject: Subject, advance: Advance) -> LayerQuality:
 
 @dataclass
 class _Totals:
-    """Sums over sequences and blocks; ``drifted`` counts tokens' worth of drifted key and value symbols."""
+    """Sums over sequences and blocks; ``drifted`` counts heads' worth of drifted key and value symbols."""
 
     key: ErrorSums = field(default_factory=ErrorSums)
     value: ErrorSums = field(default_factory=ErrorSums)
@@ -83,12 +83,12 @@ class _Totals:
 
 def _measure_sequence(subject: Subject, sequence: int, totals: _Totals, advance: Advance) -> None:
     layer = subject.reader.sequences[sequence].layers[subject.place]
-    coded = layer.pages() if layer.spec.storage == "coded" and layer.coded_tokens else None
-    window = layer.plan.window if coded else 128
+    coded = layer.coded_tokens
+    window = layer.plans[0].window if coded else 128
     first = layer.sinks if coded else 0
-    codec = _codec(layer.plan, subject.encode_threads) if coded else None
+    parts = _parts(layer, subject.encode_threads) if coded else []
     attention = _Attention.of(subject, sequence)
-    _warm(subject, layer, codec, first)
+    _warm(subject, layer, parts, first)
     for start, stop in _blocks(layer, first, window):
         exact = [subject.source.read(subject.number, kind, sequence, start, stop) for kind in ("key", "value")]
         decoded, seconds = _timed(partial(_decode, layer, start, stop), subject.repeats)
@@ -97,16 +97,16 @@ def _measure_sequence(subject: Subject, sequence: int, totals: _Totals, advance:
         totals.value += error_sums(exact[1], decoded[1], window)
         if attention:
             attention.add(exact, decoded, start)
-        if coded and codec and first <= start < first + coded.tokens:
-            tokens = min(stop, first + coded.tokens) - start
-            part = [array[:tokens] for array in exact]
-            pages = _cut(coded, start - first, tokens, window)
-            shares = codec.drift_share(*part, pages)
-            totals.drifted = (totals.drifted[0] + shares[0] * tokens, totals.drifted[1] + shares[1] * tokens)
-            totals.coded += tokens
+        for part in parts if first <= start < first + coded else ():
+            tokens = min(stop, first + coded) - start
+            rows = [array[:tokens, part.heads] for array in exact]
+            shares = part.codec.drift_share(*rows, _cut(part.pages, start - first, tokens, window))
+            streams = tokens * rows[0].shape[1]
+            totals.drifted = (totals.drifted[0] + shares[0] * streams, totals.drifted[1] + shares[1] * streams)
+            totals.coded += streams
             if subject.encode_threads:
-                totals.encode_seconds += _timed(partial(codec.encode, *part), subject.repeats)[1]
-                totals.encoded_values += 2 * part[0].size
+                totals.encode_seconds += _timed(partial(part.codec.encode, *rows), subject.repeats)[1]
+                totals.encoded_values += 2 * rows[0].size
         advance(sum(array.nbytes for array in exact))
     if attention:
         error, energy = attention.error()
@@ -127,12 +127,31 @@ def _timed(work: Callable[[], _T], repeats: int) -> tuple[_T, float]:
     return result, fastest
 
 
-def _warm(subject: Subject, layer: Any, codec: Any, first: int) -> None:
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A head group of a layer: its heads, its pages, its codec."""
+
+    heads: slice
+    pages: Any
+    codec: Any
+
+
+def _parts(layer: Any, threads: int | None) -> list[_Part]:
+    from ..codec import Codec
+
+    return [
+        _Part(heads, group.pages(), Codec(group.plan, threads=threads or 1))
+        for group, heads in zip(layer.groups, layer.spec.groups)
+    ]
+
+
+def _warm(subject: Subject, layer: Any, parts: list[_Part], first: int) -> None:
     """Run each kernel once, so that compiling it is not taken for its speed."""
-    if codec and layer.coded_tokens:
-        keys, values = _decode(layer, first, first + 1)
+    if parts:
+        rows = _decode(layer, first, first + 1)
         if subject.encode_threads:
-            codec.encode(keys, values)
+            for part in parts:
+                part.codec.encode(*(array[:, part.heads] for array in rows))
 
 
 def _blocks(layer: Any, first: int, window: int) -> Iterator[tuple[int, int]]:
@@ -143,12 +162,6 @@ def _blocks(layer: Any, first: int, window: int) -> Iterator[tuple[int, int]]:
     step = max(1, BLOCK_BYTES // token_bytes // window) * window
     for start in range(first, layer.tokens, step):
         yield start, min(start + step, layer.tokens)
-
-
-def _codec(plan: Any, threads: int | None) -> Any:
-    from ..codec import Codec
-
-    return Codec(plan, threads=threads or 1)
 
 
 def _cut(pages: Any, first: int, tokens: int, window: int) -> Any:

@@ -40,4 +40,4 @@ def path_of(reader: Any) -> str | None:
     """The kernels that decode a file's first coded layer."""
     from .. import warm
 
-    return next((warm.path_of(layer.plan) for layer in reader.layers if layer.plan), None)
+    return next((warm.path_of(layer.plans[0]) for layer in reader.layers if layer.plans), None)

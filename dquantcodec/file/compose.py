@@ -21,12 +21,12 @@ RECORD_TARGET = 8 << 20
 def write_pages(
     log: RecordLog, run: RunLayout, sequence: int, first: int, tokens: int, pages: Sequence[Sequence[NDArray[np.uint8]]]
 ) -> None:
-    """A PAGES record of ``tokens`` tokens from ``first`` on; ``pages`` are, of each coded layer, parts of whole pages
+    """A PAGES record of ``tokens`` tokens from ``first`` on; ``pages`` are, of each head group, parts of whole pages
     uint8 ``[pages, page_bytes]``.  The last page is cut to its tokens."""
     crcs: list[int] = []
     stored: list[NDArray[np.uint8]] = []
     for slot, parts in enumerate(pages):
-        used = run.layouts[slot].bytes_for((tokens - 1) % run.window + 1)
+        used = run.slots[slot].layout.bytes_for((tokens - 1) % run.window + 1)
         cut = [page for part in parts for page in part]
         cut[-1] = cut[-1][:used]
         crcs += [crc32c(page) for page in cut]

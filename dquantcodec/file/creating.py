@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def create(
     revision: str = "",
     positions_start: int = 0,
     shard: tuple[int, int] = (0, 1),
+    head_groups: int | None = None,
     metadata: Mapping[str, Any] | None = None,
     threads: int = 1,
     sequences: int = 1,
@@ -40,8 +42,9 @@ def create(
 
     The first ``sinks`` (default: what the layers' profiles ask for) and the newest ``recent`` tokens of every sequence
     stay exact.  ``positions_start`` is the position of token 0 in the model, ``shard`` (part, parts) by KV heads,
-    ``metadata`` a mapping of JSON values.  ``progress`` is called with the number of tokens just taken in.  Neither
-    ``threads`` nor how tokens are portioned over calls changes a byte of a file that is never flushed or rewound.
+    ``metadata`` a mapping of JSON values.  ``head_groups`` cuts every coded layer into so many (default: what each
+    :class:`Layer` says).  ``progress`` is called with the number of tokens just taken in.  Neither ``threads`` nor how
+    tokens are portioned over calls changes a byte of a file that is never flushed or rewound.
 
     The file takes its name when it is complete, or with the first :meth:`Writer.flush`.  From then on it survives
     crashes as a file of :func:`append` does; ``lock=False`` does without the lock that it then takes.
@@ -61,6 +64,8 @@ def create(
     if threads < 1:
         raise InputError(f"threads must be at least 1, not {threads}", code="input-threads")
     info = Info(model, revision, positions_start, shard, f"dquantcodec {__version__}", dict(metadata or {}))
+    if head_groups is not None:
+        layers = [replace(layer, head_groups=head_groups) if layer.storage == "coded" else layer for layer in layers]
     resolved = tuple(layer.resolved(number) for number, layer in enumerate(layers))
     header = Header(_file_id or secrets.token_bytes(16), resolved, sequences, sinks, recent, info)
     header.pack()  # raises whatever the header has to say before anything is written

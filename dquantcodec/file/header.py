@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from ..errors import ChecksumError, FormatError, InputError, LimitError, TruncatedError, UnsupportedError
+from ..errors import (
+    ChecksumError,
+    FormatError,
+    IdentityError,
+    InputError,
+    LimitError,
+    TruncatedError,
+    UnsupportedError,
+)
 from ..plan import Plan
 from .groupings import pack_groupings, parse_classes, parse_groupings
 from .info import Info
-from .layer import Layer
+from .layer import Layer, compose
 from .plans import Numbered, pack_plans, parse_plan, parse_signs, parse_tables
 from .structs import (
     BLOCK,
@@ -20,6 +28,7 @@ from .structs import (
     MAX_HEADER,
     MAX_JSON,
     MAX_LAYERS,
+    MAX_PROFILES,
     MAX_SEQUENCES,
     MAX_TABLES,
     NO_PROFILE,
@@ -41,7 +50,7 @@ class Header:
     """What the header block says.
 
     layers
-        Resolved layers: coded ones carry their :class:`Plan`, all carry their model layer number.
+        Resolved layers: coded ones carry the :class:`Plan` of every head group, all carry their model layer number.
     sinks, recent
         What the writer was asked to keep exact; the records say what it did.
     """
@@ -63,21 +72,64 @@ class Header:
     @property
     def window(self) -> int:
         """Tokens of a page, the same for all coded layers; 0 without any."""
-        return next((layer.plan.window for layer in self.layers if layer.plan), 0)
+        return next((layer.plans[0].window for layer in self.layers if layer.plans), 0)
+
+    def heads_of(self, part: int, parts: int) -> list[slice]:
+        """The heads of every layer that are in part ``part`` of ``parts`` equal parts of the model's KV heads.
+
+        Raises :class:`IdentityError` (``identity-shard``) where this file does not hold that part, and
+        :class:`InputError` (``info-field``, ``shard-heads``) where heads cannot be cut so.
+        """
+        shard = replace(self.info, shard=(part, parts)).shard
+        first, count = self.info.shard
+        inside = parts // count
+        if parts % count or not first * inside <= part < (first + 1) * inside:
+            raise IdentityError(
+                f"the file has part {first} of {count} of the KV heads, which does not hold part {part} of {parts}",
+                code="identity-shard",
+                field="shard",
+                found=self.info.shard,
+                expected=shard,
+            )
+        cut = []
+        for place, layer in enumerate(self.layers):
+            heads = layer.kv_heads // inside
+            if layer.kv_heads % inside:
+                raise InputError(
+                    f"layer {place} has {layer.kv_heads} KV heads, which do not make {inside} equal parts",
+                    code="shard-heads",
+                    layer=place,
+                )
+            cut.append(slice((part - first * inside) * heads, (part - first * inside + 1) * heads))
+        return cut
+
+    def part(self, part: int, parts: int) -> Header:
+        """The header of a file with that part alone.
+
+        Raises what :meth:`heads_of` raises, and :class:`InputError` (``shard-groups``) where a head group would be cut.
+        """
+        cut = [layer.cut(heads.start, heads.stop) for layer, heads in zip(self.layers, self.heads_of(part, parts))]
+        return replace(self, layers=tuple(cut), info=replace(self.info, shard=(part, parts)))
 
     def pack(self) -> bytes:
         """The block.  Raises :class:`LimitError` (``limit-*``, ``profile-words``) and :class:`InputError`."""
         _check_counts(len(self.layers), self.sequences)
         _check_order([layer.number or 0 for layer in self.layers], InputError)
-        plans: dict[int, Plan] = {id(layer.plan): layer.plan for layer in self.layers if layer.plan}
-        places = {key: place for place, key in enumerate(plans)}
-        _check_windows(list(plans.values()), InputError)
-        profiles, tables, signs, used = pack_plans(list(plans.values()))
+        _check_groups(sum(len(layer.plans) for layer in self.layers))
+        # Layers of the same plans share their profiles.
+        places: dict[tuple[int, ...], int] = {}
+        plans: list[Plan] = []
+        for layer in self.layers:
+            if layer.plans and _identities(layer) not in places:
+                places[_identities(layer)] = len(plans)
+                plans += layer.plans
+        _check_windows(plans, InputError)
+        profiles, tables, signs, used = pack_plans(plans)
         classes, groupings = pack_groupings(used)
         layers = b"".join(
             LAYER.pack(
-                STORAGES[layer.storage], DTYPES[layer.dtype], places.get(id(layer.plan), NO_PROFILE), layer.kv_heads,
-                layer.head_dim, layer.number or 0, bytes(16),
+                STORAGES[layer.storage], DTYPES[layer.dtype], places.get(_identities(layer), NO_PROFILE),
+                layer.kv_heads, layer.head_dim, layer.number or 0, len(layer.plans), bytes(14),
             )
             for layer in self.layers
         )  # fmt: skip
@@ -120,11 +172,11 @@ def parse_header(data: Bytes) -> Header:
         raise FormatError("reserved bytes of the header's start are not zero", code="header-reserved")
     _check_counts(layers, sequences)
     for name, count, most in (
-        ("profiles", profiles, layers),
+        ("profiles", profiles, MAX_PROFILES),
         ("tables", tables, MAX_TABLES),
-        ("signs", signs, layers),
+        ("signs", signs, profiles),
         ("classes", classes, MAX_FILE_CLASSES),
-        ("groupings", groupings, 2 * layers),
+        ("groupings", groupings, 2 * profiles),
     ):
         if count > most:
             raise LimitError(f"the header counts {count} {name}; at most {most} are allowed", code=f"limit-{name}")
@@ -148,9 +200,15 @@ def parse_header(data: Bytes) -> Header:
 
     entries = [block[at : at + PROFILE_BYTES] for at in range(profiles_at, layers_at, PROFILE_BYTES)]
     named = Numbered(stored_tables, stored_signs, stored_groupings)
-    plans = [parse_plan(entry, number, named) for number, entry in enumerate(entries)]
+    # Head groups often have equal profiles: one plan then, and one codec.
+    distinct: dict[bytes, Plan] = {}
+    for number, entry in enumerate(entries):
+        if entry not in distinct:
+            distinct[entry] = parse_plan(entry, number, named)
+    plans = [distinct[entry] for entry in entries]
     _check_windows(plans, FormatError)
     entries = [block[at : at + LAYER.size] for at in range(layers_at, tables_at, LAYER.size)]
+    _check_groups(sum(LAYER.unpack(entry)[6] for entry in entries))
     parsed = tuple(_parse_layer(entry, place, plans) for place, entry in enumerate(entries))
     _check_order([layer.number or 0 for layer in parsed], FormatError)
     info = Info.parse(block[json_at : json_at + json_bytes])
@@ -206,6 +264,17 @@ def _check_counts(layers: int, sequences: int) -> None:
         raise LimitError(f"{sequences} sequences; a file has 1 to {MAX_SEQUENCES}", code="limit-sequences")
 
 
+def _check_groups(count: int) -> None:
+    if count > MAX_PROFILES:
+        raise LimitError(
+            f"the layers have {count} head groups together; at most {MAX_PROFILES} are allowed", code="limit-groups"
+        )
+
+
+def _identities(layer: Layer) -> tuple[int, ...]:
+    return tuple(map(id, layer.plans))
+
+
 def _check_windows(plans: Sequence[Plan], error: type[FormatError] | type[InputError]) -> None:
     windows = sorted({plan.window for plan in plans})
     if len(windows) > 1:
@@ -218,7 +287,7 @@ def _check_order(numbers: Sequence[int], error: type[FormatError] | type[InputEr
 
 
 def _parse_layer(entry: bytes, place: int, plans: Sequence[Plan]) -> Layer:
-    storage, dtype, profile, kv_heads, head_dim, number, reserved = LAYER.unpack(entry)
+    storage, dtype, profile, kv_heads, head_dim, number, groups, reserved = LAYER.unpack(entry)
     storages = {code: name for name, code in STORAGES.items()}
     dtypes = {code: name for name, code in DTYPES.items()}
     if storage not in storages:
@@ -227,15 +296,21 @@ def _parse_layer(entry: bytes, place: int, plans: Sequence[Plan]) -> Layer:
         raise UnsupportedError(f"layer {place} has the unknown dtype {dtype}", code="layer-dtype", layer=place)
     if any(reserved):
         raise FormatError(f"reserved bytes of layer {place} are not zero", code="header-reserved", layer=place)
-    plan = None
-    if storages[storage] == "coded":
-        plan = plans[profile] if profile < len(plans) else None
-        if plan is None or (plan.kv_heads, plan.head_dim) != (kv_heads, head_dim):
+    coded = storages[storage] == "coded"
+    if not (1 <= groups <= kv_heads if coded else groups == 0):
+        raise FormatError(
+            f"layer {place} of {kv_heads} heads, {storages[storage]}, has {groups} head groups",
+            code="layer-groups",
+            layer=place,
+        )
+    found = tuple(plans[profile : profile + groups])
+    if coded:
+        if len(found) != groups or not compose(found, kv_heads, head_dim):
             raise FormatError(
-                f"layer {place} names profile {profile}, which is missing or has another geometry",
+                f"layer {place} names {groups} profiles from {profile} on, which are missing or have another geometry",
                 code="layer-profile",
                 layer=place,
             )
     elif profile != NO_PROFILE:
         raise FormatError(f"layer {place} is not coded but names a profile", code="layer-profile", layer=place)
-    return Layer(kv_heads, head_dim, dtypes[dtype], plan, storages[storage], number)
+    return Layer(kv_heads, head_dim, dtypes[dtype], found or None, storages[storage], number)

@@ -15,6 +15,7 @@ from .header import Header
 from .layer import KINDS
 from .records import Record, RecordRules, RowsEntry, payload_bytes
 from .rows import decode_rows
+from .runs import RunLayout
 from .sequences import Stretch
 from .structs import PAGES, Bytes, crc32c
 
@@ -34,7 +35,7 @@ class PayloadReader:
         self._lock = Lock()
         self._page_tables: dict[int, NDArray[np.uint32]] = {}
         self._rows_tables: dict[int, list[RowsEntry]] = {}
-        #: Per PAGES record, which pages were verified: bool [coded layers, windows].
+        #: Per PAGES record, which pages were verified: bool [head groups, windows].
         self._verified: dict[int, NDArray[np.bool_]] = {}
         self._rows: OrderedDict[tuple[int, int], NDArray[Any]] = OrderedDict()
         self._rows_bytes = 0
@@ -65,22 +66,23 @@ class PayloadReader:
                 self._codecs[id(plan)] = Codec(plan, threads=self._threads)
             return self._codecs[id(plan)]
 
-    def pages(self, record: Record, layer: int, first: int, last: int) -> NDArray[np.uint8]:
-        """Windows ``first`` to before ``last`` of ``layer`` in ``record``, copied: uint8 ``[windows, page_bytes]``."""
-        out = np.empty(
-            (last - first, self._rules.run.layouts[self._rules.run.layers.index(layer)].page_bytes), np.uint8
-        )
-        self.copy_pages(record, layer, first, out)
+    @property
+    def run(self) -> RunLayout:
+        return self._rules.run
+
+    def pages(self, record: Record, slot: int, first: int, last: int) -> NDArray[np.uint8]:
+        """Windows ``first`` to before ``last`` of ``slot`` in ``record``, copied: uint8 ``[windows, page_bytes]``."""
+        out = np.empty((last - first, self.run.slots[slot].layout.page_bytes), np.uint8)
+        self.copy_pages(record, slot, first, out)
         return out
 
-    def copy_pages(self, record: Record, layer: int, first: int, out: NDArray[np.uint8]) -> None:
-        """Windows of ``layer`` in ``record``, from ``first`` on, into ``out`` uint8 ``[windows, page_bytes]``.
+    def copy_pages(self, record: Record, slot: int, first: int, out: NDArray[np.uint8]) -> None:
+        """Windows of ``slot`` in ``record``, from ``first`` on, into ``out`` uint8 ``[windows, page_bytes]``.
 
         A cut last page is filled up with zeros.  Raises :class:`ChecksumError` (``record-table``, ``page-crc``).
         """
         last = first + len(out)
-        data, run = self.data, self._rules.run
-        slot = run.layers.index(layer)
+        data, run = self.data, self.run
         tokens = record.header.tokens
         start = run.page_place(slot, first, tokens)
         end = run.page_place(slot, last - 1, tokens)
@@ -92,13 +94,13 @@ class PayloadReader:
         flat[stored.size :] = 0
 
     def _verify_pages(self, record: Record, slot: int, first: int, stored: Bytes) -> None:
-        number, run = record.header.number, self._rules.run
+        number, run = record.header.number, self.run
         with self._lock:
             if number not in self._page_tables:
                 self._page_tables[number] = self._rules.page_table(self.data, record)
                 self._verified[number] = np.zeros(self._page_tables[number].shape, np.bool_)
         crcs, verified = self._page_tables[number][slot], self._verified[number][slot]
-        size = run.layouts[slot].page_bytes
+        size = run.slots[slot].layout.page_bytes
         for offset in range(0, stored.size, size):
             window = first + offset // size
             if verified[window]:
@@ -106,10 +108,10 @@ class PayloadReader:
             if crc32c(stored[offset : offset + size]) != crcs[window]:
                 token = record.header.first + window * run.window
                 raise ChecksumError(
-                    f"the page of layer {run.layers[slot]} that begins at token {token} is damaged "
+                    f"the page of {run.named(slot)} that begins at token {token} is damaged "
                     f"(record {number}); take another copy",
                     code="page-crc",
-                    layer=run.layers[slot],
+                    layer=run.slots[slot].layer,
                     token=token,
                     record=number,
                 )
@@ -142,14 +144,10 @@ class PayloadReader:
         before = stretch.record.header.first
         return self.rows(stretch.record, layer, kind)[stretch.first - before : stretch.end - before]
 
-    def layer_bytes(self, record: Record, layer: int) -> int:
-        """Bytes that ``layer`` takes in ``record``: its pages, or its blocks of exact rows as stored."""
-        run, tokens = self._rules.run, record.header.tokens
+    def layer_bytes(self, record: Record, layer: int, slots: range) -> int:
+        """Bytes that ``layer`` takes in ``record``: its pages (of ``slots``), or its blocks of exact rows as stored."""
         if record.header.type == PAGES:
-            slot = run.layers.index(layer)
-            first = run.page_place(slot, 0, tokens)
-            last = run.page_place(slot, run.windows(tokens) - 1, tokens)
-            return last.offset + last.size - first.offset
+            return self.run.slots_place(slots.start, slots.stop, record.header.tokens).size
         place = 2 * self._rules.rows_layers(record.header.flags).index(layer)
         return sum(self._entry(record, place + kind).place.size for kind in range(len(KINDS)))
 

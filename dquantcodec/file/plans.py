@@ -74,7 +74,7 @@ def _pack_plan(plan: Plan, tables: dict[bytes, int], signs: dict[bytes, int], gr
         mean = MEAN_INT8 if stream.mean else MEAN_NONE
         if stream.grouping is not None:
             entry += STREAM.pack(
-                *shared, 0, 0, 0, stream.substreams, mean, stream.words, 0, ROTATION_NONE, 1, sign_vector, stream.step,
+                *shared, 0, 0, 0, stream.substreams, mean, stream.words, 0, ROTATION_NONE, 0, sign_vector, stream.step,
                 GAINS[stream.gain], 0, groupings.setdefault(stream.grouping, len(groupings)), bytes(36),
             )  # fmt: skip
             continue
@@ -82,7 +82,7 @@ def _pack_plan(plan: Plan, tables: dict[bytes, int], signs: dict[bytes, int], gr
         packed = _padded(TABLE.pack(frequencies.size, stream.precision) + frequencies.tobytes())
         entry += STREAM.pack(
             *shared, stream.letter, stream.levels, stream.precision, stream.substreams, mean, stream.words,
-            tables.setdefault(packed, len(tables)), ROTATION_HADAMARD, 1, sign_vector, stream.step,
+            tables.setdefault(packed, len(tables)), ROTATION_HADAMARD, 0, sign_vector, stream.step,
             GAINS[stream.gain], 0, 0, bytes(36),
         )  # fmt: skip
     return entry
@@ -186,7 +186,7 @@ def parse_plan(entry: bytes, number: int, named: Numbered) -> Plan:
 def _parse_stream(
     entry: bytes, offset: int, number: int, kind: str, geometry: tuple[int, int], named: Numbered
 ) -> tuple[StreamPlan, int]:
-    (coder, quantiser, grid, letter, levels, precision, substreams, mean, words, table, rotation, groups, sign_vector,
+    (coder, quantiser, grid, letter, levels, precision, substreams, mean, words, table, rotation, unused, sign_vector,
      step, gain, zero, grouping, reserved) = STREAM.unpack_from(entry, offset)  # fmt: skip
     tables, kv_heads = named.tables, geometry[0]
     coders, grids, gains = ({code: name for name, code in names.items()} for names in (CODERS, GRIDS, GAINS))
@@ -201,8 +201,7 @@ def _parse_stream(
     require(mean in (MEAN_NONE, MEAN_INT8), UnsupportedError, "mean", f"mean mode {mean}")
     known_rotation = rotation in (ROTATION_NONE, ROTATION_HADAMARD)
     require(known_rotation, UnsupportedError, "rotation", f"rotation {rotation}")
-    require(groups == 1, UnsupportedError, "groups", f"{groups} head groups")
-    _require_zero(bytes([zero]) + reserved, f"profile {number}")
+    _require_zero(bytes([unused, zero]) + reserved, f"profile {number}")
     require(substreams in (1, 2, 4), LimitError, "substreams", f"{substreams} sub-streams")
     require(kv_heads % substreams == 0, FormatError, "heads", f"{substreams} sub-streams of {kv_heads} heads")
     require(2 <= words <= MAX_WORDS, LimitError, "words", f"{words} words")

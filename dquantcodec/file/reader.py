@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,6 +38,7 @@ def open(
     path: str | PathLike[str],
     *,
     expect: Mapping[str, Any] | None = None,
+    shard: tuple[int, int] | None = None,
     verify: bool = True,
     threads: int = 1,
     mode: str = "tail",
@@ -46,6 +47,8 @@ def open(
 
     ``expect`` names what the file must be: any of ``model``, ``revision``, ``layers`` (how many), ``kv_heads``,
     ``head_dim``, ``dtype`` (one for all stored layers, or a list), ``positions_start``, ``shard``.
+    ``shard`` ``(i, n)`` reads part ``i`` of ``n`` of the model's KV heads alone: layers are as those of a file that has
+    no other heads, ``expect`` looks at that, and no page of another rank is touched.
     ``verify=False`` skips the checksums of pages and rows on reading.  ``threads`` bounds how many pages are decoded
     at once.
 
@@ -53,10 +56,11 @@ def open(
     ``mode="strict"`` refuses a file that was not closed; ``mode="salvage"`` also opens damaged files, checks every
     checksum, and reads each sequence up to its first token that is lost (:attr:`Reader.lost` says what is).
 
-    Raises :class:`InputError` (``open-mode``), :class:`IdentityError` (``identity-<field>``), and for files that are
-    not whole and sound :class:`FormatError`, :class:`UnsupportedError`, :class:`ChecksumError`,
-    :class:`TruncatedError` or :class:`LimitError` (specification, clause 9.4).  A torn tail is no error unless ``mode``
-    is strict (``log-torn``): see :attr:`Reader.torn`.
+    Raises :class:`IdentityError` (``identity-<field>``; ``identity-shard`` for a file without that part),
+    :class:`InputError` (``open-mode``) and where heads or head groups do not allow the cut (``shard-heads``,
+    ``shard-groups``), and for files that are not whole and sound :class:`FormatError`, :class:`UnsupportedError`,
+    :class:`ChecksumError`, :class:`TruncatedError` or :class:`LimitError` (specification, clause 9.4).  A torn tail is
+    no error unless ``mode`` is strict (``log-torn``): see :attr:`Reader.torn`.
     """
     if mode not in MODES:
         raise InputError(f"mode must be one of {', '.join(MODES)}, not {mode!r}", code="open-mode")
@@ -66,9 +70,9 @@ def open(
         size = os.fstat(file.fileno()).st_size
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
     try:
-        reader = Reader(name, mapping, verify, threads, mode)
+        reader = Reader(name, mapping, verify, threads, mode, shard)
         with located(name):
-            _check_identity(reader.header, expect or {})
+            _check_identity(reader.view, expect or {})
         return reader
     except BaseException:
         if mapping is not None:
@@ -117,8 +121,9 @@ class Accounting:
 class SequenceReader:
     """One sequence of a file."""
 
-    def __init__(self, payload: PayloadReader, log: SequenceLog, number: int) -> None:
+    def __init__(self, payload: PayloadReader, log: SequenceLog, number: int, heads: Sequence[slice]) -> None:
         self._payload = payload
+        self._heads = heads
         self.log = log
         self.number = number
 
@@ -128,12 +133,14 @@ class SequenceReader:
 
     @cached_property
     def layers(self) -> tuple[LayerReader, ...]:
-        return tuple(LayerReader(self._payload, self.log, index) for index in range(len(self._payload.header.layers)))
+        return tuple(LayerReader(self._payload, self.log, index, heads) for index, heads in enumerate(self._heads))
 
 
 class Reader:
     """An open file; made by :func:`open`.
 
+    header, view
+        The file's header, and what it would be if the file had no other heads than those that are read.
     torn
         The file was not closed, or lost its end: it reads as the tokens that are certainly whole.
     indexed
@@ -143,13 +150,21 @@ class Reader:
     """
 
     def __init__(
-        self, path: str, mapping: mmap.mmap | None, verify: bool = True, threads: int = 1, mode: str = "tail"
+        self,
+        path: str,
+        mapping: mmap.mmap | None,
+        verify: bool = True,
+        threads: int = 1,
+        mode: str = "tail",
+        shard: tuple[int, int] | None = None,
     ) -> None:
         self.path = path
         self._mapping = mapping
         data: Bytes = np.frombuffer(mapping if mapping is not None else b"", np.uint8)
         with located(path):
             self.header: Header = parse_header(data)
+            self.view = self.header.part(*shard) if shard else self.header
+            heads = self.header.heads_of(*self.view.info.shard)
             self.rules = RecordRules(self.header)
             self.lost: tuple[Finding, ...] = ()
             if mode == "salvage":
@@ -165,7 +180,7 @@ class Reader:
         self.torn = self.log.torn
         self.indexed = self.log.indexed
         self._payload = PayloadReader(path, data, self.rules, verify, threads)
-        self.sequences = tuple(SequenceReader(self._payload, log, number) for number, log in enumerate(logs))
+        self.sequences = tuple(SequenceReader(self._payload, log, number, heads) for number, log in enumerate(logs))
 
     @property
     def format_version(self) -> tuple[int, int]:

@@ -156,10 +156,10 @@ class RecordRules:
             )
 
     def page_table(self, data: Bytes, record: Record) -> NDArray[np.uint32]:
-        """Page checksums uint32 ``[coded layers, windows]`` of a PAGES record, themselves checked."""
+        """Page checksums uint32 ``[head groups, windows]`` of a PAGES record, themselves checked."""
         windows = self.run.windows(record.header.tokens)
         table = self._checked_table(data, record, self.run.table_bytes(record.header.tokens))
-        count = len(self.run.layers) * windows
+        count = len(self.run.slots) * windows
         self._require(not any(table[4 * count :]), FormatError, "table-padding", record, "has a padded table not zero")
         return np.frombuffer(table, "<u4", count).astype(np.uint32).reshape(-1, windows)
 
@@ -200,7 +200,7 @@ class RecordRules:
         if head.type == PAGES:
             crcs = self.page_table(data, record).tolist()
             for slot, window, place in self.run.pages(head.tokens):
-                yield f"page {window} of layer {self.run.layers[slot]}", place, crcs[slot][window]
+                yield f"page {window} of {self.run.named(slot)}", place, crcs[slot][window]
         elif head.type == ROWS:
             layers = self.rows_layers(head.flags)
             for number, entry in enumerate(self.rows_table(data, record)):

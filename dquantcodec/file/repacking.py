@@ -23,7 +23,7 @@ from .runs import RunLayout
 from .sequences import Stretch
 from .structs import EXACT_ONLY, MAX_RUN
 from .target import Target
-from .tensor import page_stretches
+from .tensor import LayerReader, page_stretches
 
 #: Payload a record of pages aims at; twice what a writer that must hold it together with rows takes.
 REPACKED_TARGET = 16 << 20
@@ -34,7 +34,8 @@ def repack(
 ) -> int:
     """Write what ``reader`` reads to a new file at ``path``, closed and in one epoch; returns the new file's bytes.
 
-    Pages are copied as they are and exact rows compressed again: every token reads as before, bit for bit.  With a
+    Pages are copied as they are and exact rows compressed again: every token reads as before, bit for bit.  A reader of
+    some heads alone (``open(..., shard=)``) makes a file of these.  With a
     reader of mode ``salvage`` this rescues a damaged file.  An older file at ``path`` is replaced when the new one is
     complete; it may be the one being read.  ``progress`` is called with the number of tokens just copied.
 
@@ -43,9 +44,9 @@ def repack(
     from .. import __version__
 
     header = replace(
-        reader.header,
+        reader.view,
         file_id=_file_id or secrets.token_bytes(16),
-        info=replace(reader.header.info, writer=f"dquantcodec {__version__}"),
+        info=replace(reader.view.info, writer=f"dquantcodec {__version__}"),
     )
     target = Target.new(Path(os.path.realpath(path)), header.salt, lock=False)
     try:
@@ -69,9 +70,9 @@ class _Copy:
     def __init__(self, reader: Reader, sequence: SequenceReader, log: RecordLog) -> None:
         self._sequence = sequence
         self._log = log
-        self._run: RunLayout = reader.rules.run
-        self._layers = reader.header.layers
-        self._coded = self._run.layers
+        self._run = RunLayout.of(reader.view)
+        self._layers = reader.view.layers
+        self._groups = [group for layer in sequence.layers for group in layer.groups]
         self._exact = reader.rules.exact
         self._present = reader.rules.present
 
@@ -83,7 +84,7 @@ class _Copy:
             if paged:
                 for joined in page_stretches(part, self._run.window):
                     yield from self._copy_pages(joined)
-            elif self._coded:
+            elif self._groups:
                 yield from self._copy_rows(part[0].first, part[-1].end, self._present)
             else:
                 yield from self._copy_rows(part[0].first, part[-1].end, self._exact)
@@ -94,26 +95,11 @@ class _Copy:
         first, end = stretches[0].first, stretches[-1].end
         for start in range(first, end, most * window):
             stop = min(start + most * window, end)
-            pages = [list(self._pages(place, stretches, start, stop)) for place in self._coded]
+            pages = [list(copied_pages(group, start, stop)) for group in self._groups]
             write_pages(self._log, self._run, self._sequence.number, start, stop - start, pages)
             for _ in self._copy_rows(start, stop, self._exact, EXACT_ONLY):
                 pass
             yield stop - start
-
-    def _pages(self, place: int, stretches: list[Stretch], start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        """The pages of tokens ``start`` to ``stop`` of one layer, one part for each of ``stretches`` that has some."""
-        layer = self._sequence.layers[place]
-        assert layer.plan is not None
-        for stretch in stretches:
-            low, high = max(start, stretch.first), min(stop, stretch.end)
-            if low >= high:
-                continue
-            before, window = stretch.record.header.first, self._run.window
-            pages = layer.stored_pages(stretch.record, (low - before) // window, -(-(high - before) // window))
-            last = (high - before - 1) % window + 1
-            if last < window and high < stretch.record.header.end:
-                cut_page(pages[-1], layer.plan, last)
-            yield pages
 
     def _copy_rows(self, start: int, stop: int, places: Iterable[int], flags: int = 0) -> Iterator[int]:
         layers = [self._layers[place] for place in places]
@@ -126,3 +112,22 @@ class _Copy:
             ]
             write_rows(self._log, layers, self._sequence.number, first, rows, flags)
             yield last - first
+
+
+def copied_pages(layer: LayerReader, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+    """The pages of tokens ``start`` to ``stop`` of a layer that is one head group, in parts as its records have them.
+
+    All these tokens are in pages, and ``start`` begins one.  Of a page that was cut what lies behind the cut is zero.
+    """
+    assert layer.plan is not None
+    window = layer.plan.window
+    for stretch in layer.stretches:
+        low, high = max(start, stretch.first), min(stop, stretch.end)
+        if low >= high:
+            continue
+        before = stretch.record.header.first
+        pages = layer.stored_pages(stretch.record, (low - before) // window, -(-(high - before) // window))
+        last = (high - before - 1) % window + 1
+        if last < window and high < stretch.record.header.end:
+            cut_page(pages[-1], layer.plan, last)
+        yield pages

@@ -30,6 +30,8 @@ MAX_HEADER = 16 << 20
 MAX_JSON = 64 << 10
 MAX_JSON_DEPTH = 16
 MAX_LAYERS = 1024
+#: Profiles, and head groups of all layers together: small layer entries could name a million otherwise.
+MAX_PROFILES = 8192
 MAX_SEQUENCES = 65536
 MAX_TABLES = 2048
 MAX_FILE_CLASSES = 1024
@@ -49,11 +51,11 @@ NO_PROFILE: Final = 0xFFFF
 START = struct.Struct("<8sHHIQQ16s5I2I6I4I8sI")
 #: heads, head_dim, window, reserved, name, reserved; the key and value stream entries follow.
 PROFILE = struct.Struct("<III4s32s16s")
-#: coder, quantiser, grid, letter, levels, precision, substreams, mean mode, words, table, rotation, head groups,
+#: coder, quantiser, grid, letter, levels, precision, substreams, mean mode, words, table, rotation, reserved,
 #: sign vector, step, gain, reserved, grouping, reserved.
 STREAM = struct.Struct("<8BHHBBHdBBH36s")
-#: storage, dtype, profile, heads, head_dim, layer number of the model, reserved.
-LAYER = struct.Struct("<BBHIII16s")
+#: storage, dtype, profile of the first head group, heads, head_dim, layer number of the model, head groups, reserved.
+LAYER = struct.Struct("<BBHIIIH14s")
 #: letters, precision; the u16 frequencies follow.
 TABLE = struct.Struct("<II")
 #: bits, reserved; the packed signs follow.

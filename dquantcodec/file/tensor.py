@@ -40,18 +40,27 @@ class Piece(NamedTuple):
 
 
 class LayerReader:
-    """One layer of one sequence.
+    """One layer of one sequence, all its heads or some whole head groups.
 
+    spec
+        The layer as a file with these heads alone would have it.
+    heads
+        Which heads of the file's layer these are.
     sinks, coded_tokens, recent
         Tokens kept exact before the pages, held by pages, and kept exact otherwise (as a rule after them).  Without
         pages the rows count as sinks up to the number the file was created with; every token of an exact layer counts
         as recent.
     """
 
-    def __init__(self, payload: PayloadReader, log: SequenceLog, index: int) -> None:
+    def __init__(self, payload: PayloadReader, log: SequenceLog, index: int, heads: slice | None = None) -> None:
+        whole = payload.header.layers[index]
         self._payload = payload
+        self._log = log
         self.index = index
-        self.spec: Layer = payload.header.layers[index]
+        self.heads = heads or slice(0, whole.kv_heads)
+        self.spec: Layer = whole.cut(self.heads.start, self.heads.stop)
+        #: The head groups, in stored order.
+        self.slots = payload.run.slots_of(index, self.heads)
         coded = self.spec.storage == "coded"
         self.stretches = {"coded": log.coded, "exact": log.exact, "absent": ()}[self.spec.storage]
         self._ends = [stretch.end for stretch in self.stretches]
@@ -65,8 +74,24 @@ class LayerReader:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of a coded layer, else None."""
+        """The plan of a coded layer that is one head group, else None."""
         return self.spec.plan
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plan of every head group of a coded layer, else none."""
+        return self.spec.plans
+
+    @property
+    def groups(self) -> tuple[LayerReader, ...]:
+        """Every head group of a coded layer by itself; none of other layers."""
+        if len(self.plans) == 1:
+            return (self,)
+        first = self.heads.start
+        return tuple(
+            LayerReader(self._payload, self._log, self.index, slice(first + heads.start, first + heads.stop))
+            for heads in self.spec.groups
+        )
 
     @property
     def key(self) -> TensorReader:
@@ -78,16 +103,17 @@ class LayerReader:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the file that are this layer's: its pages and its exact rows as stored, whole for records that hold
-        some of its tokens."""
+        """Bytes of the file that are this layer's: its pages and its exact rows as stored (with those of other heads),
+        whole for records that hold some of its tokens."""
         records = {stretch.record.header.number: stretch.record for stretch in self.stretches}
-        return sum(self._payload.layer_bytes(record, self.index) for record in records.values())
+        return sum(self._payload.layer_bytes(record, self.index, self.slots) for record in records.values())
 
     def pages(self) -> Pages:
         """All coded tokens as one copied run of pages; page 0 begins at token ``sinks``.
 
-        Raises :class:`InputError` (``layer-not-coded``) for other layers, and (``layer-page-runs``) where exact tokens
-        or a page that is not full stand between pages; :meth:`page_runs` serves there.
+        Raises :class:`InputError` for layers that are not coded (``layer-not-coded``) or are several head groups, which
+        have pages each (``layer-groups``), and (``layer-page-runs``) where exact tokens or a page that is not full
+        stand between pages; :meth:`page_runs` serves there.
         """
         runs = self.page_runs()
         if len(runs) > 1:
@@ -102,13 +128,19 @@ class LayerReader:
         """All coded tokens as copied runs of pages, at least one (which may be empty).
 
         A run ends where an exact token follows, or a page that is not full because a writer closed the file or a rewind
-        cut it.  Raises :class:`InputError` (``layer-not-coded``) for layers that are not coded.
+        cut it.  Raises :class:`InputError` (``layer-not-coded``, ``layer-groups``) as :meth:`pages`.
         """
         from ..codec import Pages
         from ..page import PageLayout
 
-        if self.plan is None:
+        if not self.plans:
             raise InputError(f"layer {self.index} is {self.spec.storage}, it has no pages", code="layer-not-coded")
+        if self.plan is None:
+            raise InputError(
+                f"layer {self.index} is {len(self.plans)} head groups with pages of their own; take those of groups[0] "
+                "and so on",
+                code="layer-groups",
+            )
         page_bytes = PageLayout.of(self.plan).page_bytes
         runs = []
         for stretches in page_stretches(self.stretches, self.plan.window):
@@ -118,15 +150,18 @@ class LayerReader:
             with located(self._payload.path):
                 for stretch in stretches:
                     windows = -(-stretch.tokens // self.plan.window)
-                    self._payload.copy_pages(stretch.record, self.index, 0, data[done : done + windows])
+                    self._payload.copy_pages(stretch.record, self.slots.start, 0, data[done : done + windows])
                     done += windows
             runs.append(PageRun(stretches[0].first, Pages(data, tokens)))
         return runs or [PageRun(self.sinks, Pages(np.empty((0, page_bytes), np.uint8), 0))]
 
     def stored_pages(self, record: Record, first: int, last: int) -> NDArray[np.uint8]:
-        """Windows ``first`` to before ``last`` of a PAGES ``record``, copied: uint8 ``[windows, page_bytes]``."""
+        """Windows ``first`` to before ``last`` of a PAGES ``record``, copied: uint8 ``[windows, page_bytes]``.
+
+        Only for a layer that is one head group.
+        """
         with located(self._payload.path):
-            return self._payload.pages(record, self.index, first, last)
+            return self._payload.pages(record, self.slots.start, first, last)
 
     def exact_rows(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """Keys and values ``[sinks + recent, H, D]`` of all tokens outside pages, in the layer's dtype."""
@@ -136,10 +171,16 @@ class LayerReader:
         empty = np.zeros((0, self.spec.kv_heads, self.spec.head_dim), self.spec.array_dtype)
         with located(self._payload.path):
             keys, values = (
-                np.concatenate([empty, *(self._payload.stretch_rows(part, self.index, kind) for part in exact)])
+                np.concatenate(
+                    [empty, *(self._payload.stretch_rows(part, self.index, kind)[:, self.heads] for part in exact)]
+                )
                 for kind in KINDS
             )
         return keys, values
+
+    def rows(self, record: Record, kind: str) -> NDArray[Any]:
+        """Exact rows ``[t, H, D]`` of a ROWS record; not to be written to."""
+        return self._payload.rows(record, self.index, kind)[:, self.heads]
 
     def attend(self, query: Any, scale: float | None = None) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Attention of ``query`` ``[Q, D]`` or ``[L, Q, D]`` over all tokens, straight from pages and exact rows.
@@ -147,11 +188,22 @@ class LayerReader:
         Returns what :meth:`Codec.attend` returns.  Raises :class:`InputError` (``layer-not-coded``) for layers
         that are not coded: read those and attend as usual.
         """
-        if self.plan is None:
+        if not self.plans:
             raise InputError(
                 f"layer {self.index} is {self.spec.storage}; attention from pages needs a coded layer",
                 code="layer-not-coded",
             )
+        if self.plan is None:
+            from ..attend import checked_queries
+
+            queries = checked_queries(query, self.spec.kv_heads, self.spec.head_dim)
+            shared = queries.shape[-2] // self.spec.kv_heads  # queries of one KV head stand together
+            parts = [
+                group.attend(queries[..., shared * heads.start : shared * heads.stop, :], scale)
+                for group, heads in zip(self.groups, self.spec.groups)
+            ]
+            outputs, all_sums = zip(*parts)
+            return np.concatenate(outputs, axis=-2), np.concatenate(all_sums, axis=-1)
         first, *others = self.page_runs()
         codec = self._payload.codec(self.plan)
         out, sums = codec.attend(query, first.pages, exact=self.exact_rows(), scale=scale)
@@ -212,9 +264,13 @@ class TensorReader:
         done = 0
         with located(self._payload.path):
             for piece in self._layer.pieces(start, stop):
-                rows = self._decode(piece, out.dtype) if piece.record.header.type == PAGES else self._rows(piece)
-                out[done : done + len(rows)] = rows
-                done += len(rows)
+                part = out[done : done + piece.stop - piece.start]
+                if piece.record.header.type == PAGES:
+                    for slot, heads in zip(self._layer.slots, self._layer.spec.groups):
+                        part[:, heads] = self._decode(piece, slot, out.dtype)
+                else:
+                    part[:] = self._layer.rows(piece.record, self.kind)[piece.start : piece.stop]
+                done += len(part)
         return out
 
     def __getitem__(self, item: Any) -> NDArray[Any]:
@@ -239,14 +295,13 @@ class TensorReader:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         return self.read(dtype=self.dtype if dtype is None else dtype)
 
-    def _decode(self, piece: Piece, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def _decode(self, piece: Piece, slot: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         from ..codec import Pages
 
-        plan = self._layer.plan
-        assert plan is not None
+        plan = self._payload.run.slots[slot].plan
         first = piece.start // plan.window
         last = -(-piece.stop // plan.window)
-        data = self._payload.pages(piece.record, self._layer.index, first, last)
+        data = self._payload.pages(piece.record, slot, first, last)
         before = first * plan.window
         pages = Pages(data, min(last * plan.window, piece.record.header.tokens) - before)
         try:
@@ -257,11 +312,9 @@ class TensorReader:
             token = piece.record.header.first + before + int(str(error.where["token"]))
             where: dict[str, Any] = {**error.where, "layer": self._layer.index, "token": token}
             raise type(error)(
-                f"the {self.kind} container of layer {self._layer.index}, token {token} is damaged or was never valid",
+                f"the {self.kind} container of {self._payload.run.named(slot)}, token {token} is damaged or was never "
+                "valid",
                 code=error.code,
                 **where,
             ) from None
         return rows
-
-    def _rows(self, piece: Piece) -> NDArray[Any]:
-        return self._payload.rows(piece.record, self._layer.index, self.kind)[piece.start : piece.stop]

@@ -102,15 +102,13 @@ def _verify_page(
 
     windows = rules.run.windows(record.header.tokens)
     slot, window = divmod(number, windows)
-    layer = rules.run.layers[slot]
-    plan = rules.header.layers[layer].plan
-    assert plan is not None
-    page = np.zeros((1, rules.run.layouts[slot].page_bytes), np.uint8)
+    layer, _, plan, layout = rules.run.slots[slot]
+    page = np.zeros((1, layout.page_bytes), np.uint8)
     page[0, : place.size] = payload_bytes(data, record, place)
     first = record.header.first + window * rules.run.window
     used = min(rules.run.window, record.header.end - first)
     for kind, token, substream, code in Codec(plan).check(Pages(page, used)):
-        what = f"the {kind} container of layer {layer}, token {first + token}, sub-stream {substream}"
+        what = f"the {kind} container of {rules.run.named(slot)}, token {first + token}, sub-stream {substream}"
         yield Finding(
             code,
             f"{what} {EXPLANATIONS[code]}",

@@ -96,8 +96,8 @@ class Writer:
         self._run = RunLayout.of(header)
         self._exact = [place for place, layer in enumerate(header.layers) if layer.storage == "exact"]
         self._present = [place for place, layer in enumerate(header.layers) if layer.storage != "absent"]
-        # Threads take layers where there are several, otherwise the pages of the one layer.
-        self._shared = len(self._run.layers) > 1
+        # Threads take head groups where there are several, otherwise the pages of the one.
+        self._shared = len(self._run.slots) > 1
         self._pool = ThreadPoolExecutor(settings.threads) if self._shared and settings.threads > 1 else None
         #: Tokens encoded at a time; without coded layers any number serves.
         self._window = header.window or 128
@@ -296,10 +296,11 @@ class Writer:
 
         self._header = header
         self._begun = True
-        plans = {id(layer.plan): layer.plan for layer in header.layers if layer.plan}
+        self._run = RunLayout.of(header)
+        plans = {id(slot.plan): slot.plan for slot in self._run.slots}
         threads = 1 if self._shared else self._settings.threads
         codecs = {key: Codec(plan, threads=threads) for key, plan in plans.items()}
-        self._codecs = [codecs[id(header.layers[place].plan)] for place in self._run.layers]
+        self._codecs = [codecs[id(slot.plan)] for slot in self._run.slots]
 
     def _fit(self, rows: list[NDArray[Any]]) -> Header:
         """The header with plans fitted to ``rows`` (key, value of each present layer), which follow the sinks."""
@@ -311,8 +312,11 @@ class Writer:
             layer, profile = self._header.layers[place], self._settings.fitted[place]
             if profile is None:
                 return layer
-            with _telling_tokens(place, self._header.sinks):
-                return replace(layer, profile=fit_plan(profile, *pairs[place]))
+            plans = []
+            for heads in layer.groups:
+                with _telling_tokens(place, self._header.sinks, heads.start):
+                    plans.append(fit_plan(profile, *(rows[:, heads] for rows in pairs[place])))
+            return replace(layer, profile=plans)
 
         places = range(len(self._header.layers))
         layers = self._pool.map(fit, places) if self._pool else map(fit, places)
@@ -370,13 +374,14 @@ class Writer:
         """Pages of each coded layer for ``rows`` (key, value of each present layer) from token ``first`` on."""
         pairs = {place: rows[2 * i : 2 * i + 2] for i, place in enumerate(self._present)}
 
-        def encode(slot: int) -> NDArray[np.uint8]:
-            place = self._run.layers[slot]
-            with _telling_tokens(place, first):
-                pages: NDArray[np.uint8] = self._codecs[slot].encode(*pairs[place]).data
+        def encode(number: int) -> NDArray[np.uint8]:
+            slot = self._run.slots[number]
+            with _telling_tokens(slot.layer, first, slot.heads.start):
+                part = [array[:, slot.heads] for array in pairs[slot.layer]]
+                pages: NDArray[np.uint8] = self._codecs[number].encode(*part).data
                 return pages
 
-        slots = range(len(self._run.layers))
+        slots = range(len(self._run.slots))
         return list(self._pool.map(encode, slots) if self._pool else map(encode, slots))
 
     def _flush_run(self, sequence: int, pending: Pending) -> None:
@@ -408,14 +413,15 @@ class Writer:
 
 
 @contextlib.contextmanager
-def _telling_tokens(layer: int, first: int) -> Iterator[None]:
-    """Errors about numbers that are not finite, told in tokens of the sequence."""
+def _telling_tokens(layer: int, first: int, first_head: int) -> Iterator[None]:
+    """Errors about numbers that are not finite, told in tokens of the sequence and heads of the layer."""
     try:
         yield
     except InputError as error:
         if error.code != "input-nonfinite":
             raise
-        where: dict[str, Any] = {**error.where, "layer": layer, "token": first + int(str(error.where["token"]))}
+        token, head = (int(str(error.where[name])) for name in ("token", "head"))
+        where: dict[str, Any] = {**error.where, "layer": layer, "token": first + token, "head": first_head + head}
         raise InputError(
             f"{where['kind']} of layer {layer}, token {where['token']}, head {where['head']}, channel "
             f"{where['channel']} is not finite; clean the tensor or choose what to put instead",
