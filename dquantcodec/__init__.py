@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .codec import Codec, Pages
     from .errors import DeviceError, DQuantError
-    from .file import Layer, append, create, open, repack
+    from .file import Layer, append, create, open, repack, reshard
     from .fit import fit_plan
     from .profile import PROFILES, Profile, StreamProfile
 
@@ -31,6 +31,7 @@ _HOMES = {
     "fit_plan": "fit",
     "open": "file",
     "repack": "file",
+    "reshard": "file",
 }
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "fit_plan",
     "open",
     "repack",
+    "reshard",
 ]
 
 

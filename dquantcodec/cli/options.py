@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError
 
@@ -21,11 +22,25 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Says what is wrong about the usage in the same form as every other error."""
+    """Says what is wrong about the usage in the same form as every other error.
+
+    ``intermixed``: options may stand between positional arguments of which one takes several.
+    """
+
+    intermixed = False
 
     def __init__(self, **settings: object) -> None:
         settings.setdefault("formatter_class", _Help)
         super().__init__(**settings)  # type: ignore[arg-type]
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if not self.intermixed:
+            return super().parse_known_args(args, namespace)
+        self.intermixed = False  # the method calls this one for its two passes
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self.intermixed = True
 
     def error(self, message: str) -> None:  # type: ignore[override]
         self.exit(2, f"dqkv: error: {message} [usage]\nhelp: {self.prog} --help\n")

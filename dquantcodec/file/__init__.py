@@ -14,10 +14,18 @@ if TYPE_CHECKING:
     from .layer import Layer
     from .reader import open
     from .repacking import repack
+    from .resharding import reshard
 
-__all__ = ["Layer", "append", "create", "open", "repack"]
+__all__ = ["Layer", "append", "create", "open", "repack", "reshard"]
 
-_HOMES = {"Layer": "layer", "append": "appending", "create": "creating", "open": "reader", "repack": "repacking"}
+_HOMES = {
+    "Layer": "layer",
+    "append": "appending",
+    "create": "creating",
+    "open": "reader",
+    "repack": "repacking",
+    "reshard": "resharding",
+}
 
 
 def __getattr__(name: str) -> object:
