@@ -21,6 +21,7 @@ COMMANDS = {
     "methods": "all methods on captured keys and values: stored bits and errors",
     "hard_cases": "biases, sinks, outliers, tiny and huge layers: what happens and what helps",
     "class_limits": "variance classes: reach, clipping, letters and tables against KL divergence",
+    "head_groups": "eight heads coded as one group to eight, as ranks of tensor parallelism do",
     "sensitivities": "what coding one layer's keys or values alone does to a model",
     "evaluate": "KL divergence, agreement and perplexity of real models with coded caches (Table 4)",
     "beyond": "profiles beside the paper's codec at equal bytes, from the rows of evaluate",
