@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .codec import Codec, Pages
     from .errors import DeviceError, DQuantError
-    from .file import Layer, create, open
+    from .file import Layer, append, create, open, repack
     from .fit import fit_plan
     from .profile import PROFILES, Profile, StreamProfile
 
@@ -26,9 +26,11 @@ _HOMES = {
     "Pages": "codec",
     "Profile": "profile",
     "StreamProfile": "profile",
+    "append": "file",
     "create": "file",
     "fit_plan": "fit",
     "open": "file",
+    "repack": "file",
 }
 
 __all__ = [
@@ -40,9 +42,11 @@ __all__ = [
     "Pages",
     "Profile",
     "StreamProfile",
+    "append",
     "create",
     "fit_plan",
     "open",
+    "repack",
 ]
 
 

@@ -135,6 +135,19 @@ def write_page(page: NDArray[np.uint8], plan: Plan, key: KindFields, value: Kind
         tiles[:, at.affine_at : at.end] = affine.view(np.uint8)
 
 
+def cut_page(page: NDArray[np.uint8], plan: Plan, tokens: int) -> None:
+    """Make ``page`` uint8 ``[page_bytes]`` hold its first ``tokens`` tokens only: bytes of all others become zero."""
+    layout = PageLayout.of(plan)
+    page[layout.bytes_for(tokens) :] = 0
+    if not tokens % TILE:
+        return
+    tile = page[layout.bytes_for(tokens) - layout.tile_bytes :][: layout.tile_bytes]
+    for stream, at in ((plan.key, layout.key), (plan.value, layout.value)):
+        word = 2 if stream.coder == "rans" else 4
+        tile[at.words_at : at.affine_at].reshape(-1, TILE, word)[:, tokens % TILE :] = 0
+        tile[at.affine_at : at.end].reshape(TILE, 2 * stream.affine)[tokens % TILE :] = 0
+
+
 def page_exponents(pages: NDArray[np.uint8]) -> NDArray[np.int16]:
     """The exponents of keys and of values ``[pages, 2]``."""
     return np.ascontiguousarray(pages[:, :4]).view("<i2")

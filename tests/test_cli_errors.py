@@ -235,7 +235,7 @@ def test_a_full_disk_while_compressing(
     save_file(cache(), tmp_path / "in.safetensors")
     (tmp_path / "x.dqkv").write_text("old")
     with monkeypatch.context() as patch:
-        patch.setattr("dquantcodec.file.writer.Writer._write", _full)
+        patch.setattr("dquantcodec.file.disk.DiskFile.write", _full)
         assert run("compress", tmp_path / "in.safetensors", tmp_path / "x.dqkv") == 1
     assert complaint(capsys)[0] == f"dqkv: error: {tmp_path / 'x.dqkv'}: No space left on device [disk-full]"
     assert (tmp_path / "x.dqkv").read_text() == "old"

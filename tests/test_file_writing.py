@@ -15,8 +15,8 @@ from file_support import SMALL, part, tensors, write
 
 import dquantcodec.file as dqkv
 from dquantcodec.errors import DQuantError, InputError, LimitError
-from dquantcodec.file import Layer, create
-from dquantcodec.file import writer as writing
+from dquantcodec.file import Layer, compose, create
+from dquantcodec.file.disk import Disk
 from dquantcodec.profile import Profile, StreamProfile
 
 LAYERS = [Layer(2, 8, "bfloat16", SMALL), Layer(1, 5, "float32", storage="exact"), Layer(3, 4, storage="absent")]
@@ -60,47 +60,45 @@ def test_file_appears_only_when_closed(tmp_path: Path) -> None:
 
 
 class FullDisk:
-    """A file that fails for good at its ``allowed``-th call."""
+    """A disk that fails for good at its ``allowed``-th call."""
 
-    def __init__(self, file: Any, allowed: int) -> None:
-        self._file = file
+    def __init__(self, disk: Disk, allowed: int) -> None:
+        self._disk = disk
         self._left = allowed
 
-    def _spend(self) -> None:
+    def _spend(self) -> Disk:
         self._left -= 1
         if self._left < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._disk
 
-    def write(self, data: Any) -> int:
-        self._spend()
-        return int(self._file.write(data))
+    def write(self, offset: int, data: bytes | memoryview) -> int:
+        return self._spend().write(offset, data)
 
-    def flush(self) -> None:
-        self._spend()
-        self._file.flush()
+    def sync(self) -> None:
+        self._spend().sync()
 
-    def fileno(self) -> int:
-        self._spend()
-        return int(self._file.fileno())
+    def size(self) -> int:
+        return self._spend().size()
+
+    def lock(self, path: Path) -> None:
+        self._disk.lock(path)
 
     def close(self) -> None:
-        self._file.close()
+        self._disk.close()
         self._spend()
-
-    def tell(self) -> int:
-        return int(self._file.tell())
 
 
 def test_full_disk_at_every_call(tmp_path: Path) -> None:
     before = write(tmp_path / "x.dqkv", LAYERS, tensors(LAYERS, 10))
-    pairs = tensors(LAYERS, 200)
+    pairs = tensors(LAYERS, 300)
     allowed = 0
     while True:
         writer = create(tmp_path / "x.dqkv", LAYERS, recent=20, sinks=3, _record_target=1)
-        writer._file = FullDisk(writer._file, allowed)  # type: ignore[assignment]
+        writer._log.disk = FullDisk(writer._log.disk, allowed)
         try:
             with writer:
-                writer.append(*part(pairs, 0, 200))
+                writer.append(*part(pairs, 0, 300))
         except OSError as error:
             assert error.errno == errno.ENOSPC
             assert error.filename == str(tmp_path / "x.dqkv")
@@ -111,7 +109,7 @@ def test_full_disk_at_every_call(tmp_path: Path) -> None:
         allowed += 1
     assert allowed > 20
     with dqkv.open(tmp_path / "x.dqkv") as reader:
-        assert reader.tokens == 200
+        assert reader.tokens == 300
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -248,7 +246,7 @@ def test_progress_counts_tokens(tmp_path: Path) -> None:
 
 
 def test_rows_are_cut_into_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "RECORD_TARGET", 1000)
+    monkeypatch.setattr(compose, "RECORD_TARGET", 1000)
     pairs = tensors(LAYERS, 90)
     write(tmp_path / "x.dqkv", LAYERS, pairs, recent=90)
     with dqkv.open(tmp_path / "x.dqkv") as reader:

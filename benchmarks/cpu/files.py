@@ -57,7 +57,7 @@ def rows(all_threads: int) -> Iterator[Row]:
 
         def write_pages() -> None:
             with dq.create(path.with_suffix(".copy"), layers, recent=0) as out:
-                out._write_pages(0, 0, TOKENS, run)
+                write_pages(out._log, out._run, 0, 0, TOKENS, run)
 
         yield row(SECTION, "write all pages as one record, CRC and index", write_pages, page.nbytes / 1e9, "GB/s")
         tensors = {}

@@ -9,13 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .appending import append
+    from .creating import create
     from .layer import Layer
     from .reader import open
-    from .writer import create
+    from .repacking import repack
 
-__all__ = ["Layer", "create", "open"]
+__all__ = ["Layer", "append", "create", "open", "repack"]
 
-_HOMES = {"Layer": "layer", "create": "writer", "open": "reader"}
+_HOMES = {"Layer": "layer", "append": "appending", "create": "creating", "open": "reader", "repack": "repacking"}
 
 
 def __getattr__(name: str) -> object:

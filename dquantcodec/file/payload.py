@@ -15,6 +15,7 @@ from .header import Header
 from .layer import KINDS
 from .records import Record, RecordRules, RowsEntry, payload_bytes
 from .rows import decode_rows
+from .sequences import Stretch
 from .structs import PAGES, Bytes, crc32c
 
 #: Decoded bytes of exact rows kept for the next read of the same block.
@@ -36,6 +37,7 @@ class PayloadReader:
         #: Per PAGES record, which pages were verified: bool [coded layers, windows].
         self._verified: dict[int, NDArray[np.bool_]] = {}
         self._rows: OrderedDict[tuple[int, int], NDArray[Any]] = OrderedDict()
+        self._rows_bytes = 0
         self._codecs: dict[int, Any] = {}
         self.pages_checked = 0
 
@@ -52,6 +54,7 @@ class PayloadReader:
     def close(self) -> None:
         self._data = None
         self._rows.clear()
+        self._rows_bytes = 0
 
     def codec(self, plan: Plan) -> Any:
         """The :class:`Codec` of ``plan``, loaded (with Numba) when something is first decoded."""
@@ -128,10 +131,16 @@ class PayloadReader:
         rows = decode_entry(self.data, self._rules, record, place, self._entry(record, place), self._verify)
         rows.setflags(write=False)
         with self._lock:
+            self._rows_bytes += rows.nbytes if (number, place) not in self._rows else 0
             self._rows[number, place] = rows
-            while sum(block.nbytes for block in self._rows.values()) > ROWS_CACHE_BYTES:
-                self._rows.popitem(last=False)
+            while self._rows_bytes > ROWS_CACHE_BYTES:
+                self._rows_bytes -= self._rows.popitem(last=False)[1].nbytes
         return rows
+
+    def stretch_rows(self, stretch: Stretch, layer: int, kind: str) -> NDArray[Any]:
+        """The rows of ``stretch``, whose record is of rows; as :meth:`rows`."""
+        before = stretch.record.header.first
+        return self.rows(stretch.record, layer, kind)[stretch.first - before : stretch.end - before]
 
     def layer_bytes(self, record: Record, layer: int) -> int:
         """Bytes that ``layer`` takes in ``record``: its pages, or its blocks of exact rows as stored."""

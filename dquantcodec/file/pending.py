@@ -20,14 +20,16 @@ class Run:
 
 
 class Pending:
-    """Rows ``[start, end)`` that no record holds, one queue of copied portions per layer and kind.
+    """Rows ``[start, end)`` that are not coded yet, one queue of copied portions per layer and kind.
 
-    ``collected`` tokens just before ``start`` are encoded and wait for their run to fill.
+    ``collected`` tokens just before ``start`` are encoded and wait for their run to fill.  The file holds ``held``
+    tokens: those before the run and, after a flush, some of the run and of the waiting rows as exact rows.
     """
 
-    def __init__(self, queues: int) -> None:
-        self.start = 0
-        self.end = 0
+    def __init__(self, queues: int, start: int = 0, held: int = 0) -> None:
+        self.start = start
+        self.end = start
+        self.held = held
         self.collected = 0
         self._portions: list[list[NDArray[Any]]] = [[] for _ in range(queues)]
         self._pages: list[list[NDArray[np.uint8]]] = []
@@ -45,13 +47,25 @@ class Pending:
 
     def peek(self, start: int, stop: int) -> list[NDArray[Any]]:
         """Rows ``start`` to ``stop`` of those that wait, which stay."""
-        return [np.concatenate(queue)[start:stop] for queue in self._portions]
+        return [_part(queue, start, stop) for queue in self._portions] if start < stop else []
 
     def take(self, tokens: int) -> list[NDArray[Any]]:
         """Remove and return the oldest ``tokens`` tokens (or all, if fewer wait)."""
         tokens = min(tokens, self.waiting)
+        taken = self.peek(0, tokens)
+        self.drop(tokens)
+        return taken
+
+    def drop(self, tokens: int) -> None:
+        """Remove the oldest ``tokens`` tokens."""
         self.start += tokens
-        return [_take(queue, tokens) for queue in self._portions] if tokens else []
+        for queue in self._portions:
+            left = tokens
+            while left:
+                if len(queue[0]) <= left:
+                    left -= len(queue.pop(0))
+                else:
+                    queue[0], left = queue[0][left:], 0
 
     def collect(self, tokens: int, pages: list[NDArray[np.uint8]], exact: list[NDArray[Any]]) -> None:
         """Add ``tokens`` tokens just taken to the run: pages per coded layer, rows per exact layer and kind."""
@@ -64,6 +78,17 @@ class Pending:
             rows.append(array)
         self.collected += tokens
 
+    def cut(self, end: int) -> None:
+        """Forget the tokens from ``end`` on: waiting rows, and a run that begins behind ``end``."""
+        if end < self.start:
+            assert end <= self.start - self.collected, "the run holds tokens that stay"
+            self.take_run()
+        kept = self.peek(0, end - self.start)
+        self._portions = [[array] for array in kept] or [[] for _ in self._portions]
+        self.start = min(self.start, end)
+        self.held = min(self.held, end)
+        self.end = end
+
     def take_run(self) -> Run | None:
         """Remove and return the run, or None if nothing was collected."""
         if not self.collected:
@@ -74,14 +99,10 @@ class Pending:
         return run
 
 
-def _take(queue: list[NDArray[Any]], tokens: int) -> NDArray[Any]:
-    taken = []
-    while tokens:
-        portion = queue[0]
-        if len(portion) <= tokens:
-            taken.append(queue.pop(0))
-        else:
-            taken.append(portion[:tokens])
-            queue[0] = portion[tokens:]
-        tokens -= len(taken[-1])
-    return taken[0] if len(taken) == 1 else np.concatenate(taken)
+def _part(queue: list[NDArray[Any]], start: int, stop: int) -> NDArray[Any]:
+    parts = []
+    for portion in queue:
+        if max(0, start) < min(len(portion), stop):
+            parts.append(portion[max(0, start) : stop])
+        start, stop = start - len(portion), stop - len(portion)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

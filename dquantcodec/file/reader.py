@@ -18,19 +18,29 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import IdentityError, InputError
+from ..errors import IdentityError, InputError, TruncatedError
 from .header import Header, parse_header
 from .located import located
 from .payload import PayloadReader
 from .records import RecordRules
-from .scan import SequenceLog, read_log, sequences
-from .structs import VERSION, Bytes
+from .salvage import salvage
+from .scan import read_log
+from .sequences import SequenceLog, live_records, sequences
+from .structs import ROWS, VERSION, Bytes
 from .tensor import LayerReader
 from .verify import Finding, verify
 
+#: Ways to open a file (specification, clause 9.6).
+MODES = ("tail", "strict", "salvage")
+
 
 def open(
-    path: str | PathLike[str], *, expect: Mapping[str, Any] | None = None, verify: bool = True, threads: int = 1
+    path: str | PathLike[str],
+    *,
+    expect: Mapping[str, Any] | None = None,
+    verify: bool = True,
+    threads: int = 1,
+    mode: str = "tail",
 ) -> Reader:
     """A :class:`Reader` of the file at ``path``; use it in a ``with`` block.
 
@@ -39,17 +49,24 @@ def open(
     ``verify=False`` skips the checksums of pages and rows on reading.  ``threads`` bounds how many pages are decoded
     at once.
 
-    Raises :class:`IdentityError` (``identity-<field>``), and for files that are not whole and sound
-    :class:`FormatError`, :class:`UnsupportedError`, :class:`ChecksumError`, :class:`TruncatedError` or
-    :class:`LimitError` (specification, clause 9.4).  A torn tail is no error: see :attr:`Reader.torn`.
+    The file may be written to at the same time (:func:`append`): the reader keeps what it held when it was opened.
+    ``mode="strict"`` refuses a file that was not closed; ``mode="salvage"`` also opens damaged files, checks every
+    checksum, and reads each sequence up to its first token that is lost (:attr:`Reader.lost` says what is).
+
+    Raises :class:`InputError` (``open-mode``), :class:`IdentityError` (``identity-<field>``), and for files that are
+    not whole and sound :class:`FormatError`, :class:`UnsupportedError`, :class:`ChecksumError`,
+    :class:`TruncatedError` or :class:`LimitError` (specification, clause 9.4).  A torn tail is no error unless ``mode``
+    is strict (``log-torn``): see :attr:`Reader.torn`.
     """
+    if mode not in MODES:
+        raise InputError(f"mode must be one of {', '.join(MODES)}, not {mode!r}", code="open-mode")
     name = os.fspath(path)
     with Path(name).open("rb") as file:
         # An empty file cannot be mapped; it fails as any other file without a header.
         size = os.fstat(file.fileno()).st_size
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
     try:
-        reader = Reader(name, mapping, verify, threads)
+        reader = Reader(name, mapping, verify, threads, mode)
         with located(name):
             _check_identity(reader.header, expect or {})
         return reader
@@ -69,7 +86,9 @@ class Accounting:
     coded_values, coded_bytes
         Numbers held by pages, and the bytes of these pages.
     exact_bytes
-        Payloads of ROWS records.
+        Payloads of ROWS records that hold tokens.
+    dead_bytes
+        Bytes of records that hold no token any more; :func:`repack` drops them.
     coded_tokens, exact_tokens
         Tokens in pages, and tokens kept exact beside them (for files without coded layers: all).
     """
@@ -82,6 +101,7 @@ class Accounting:
     tokens: int
     coded_tokens: int
     exact_tokens: int
+    dead_bytes: int
 
     @property
     def bits_per_value(self) -> float:
@@ -118,17 +138,30 @@ class Reader:
         The file was not closed, or lost its end: it reads as the tokens that are certainly whole.
     indexed
         The index was used; otherwise the records were walked.
+    lost
+        What mode ``salvage`` found to be lost; empty in other modes.
     """
 
-    def __init__(self, path: str, mapping: mmap.mmap | None, verify: bool, threads: int) -> None:
+    def __init__(
+        self, path: str, mapping: mmap.mmap | None, verify: bool = True, threads: int = 1, mode: str = "tail"
+    ) -> None:
         self.path = path
         self._mapping = mapping
         data: Bytes = np.frombuffer(mapping if mapping is not None else b"", np.uint8)
         with located(path):
             self.header: Header = parse_header(data)
             self.rules = RecordRules(self.header)
-            self.log = read_log(data, self.rules)
-            logs = sequences(self.log, self.rules)
+            self.lost: tuple[Finding, ...] = ()
+            if mode == "salvage":
+                self.log, logs, self.lost = salvage(data, self.rules)
+            else:
+                self.log = read_log(data, self.rules)
+                logs = sequences(self.log.records, self.log.torn, self.rules)
+            if mode == "strict" and self.log.torn:
+                raise TruncatedError(
+                    f"the file was not closed or lost its end; {len(self.log.records)} records are whole",
+                    code="log-torn",
+                )
         self.torn = self.log.torn
         self.indexed = self.log.indexed
         self._payload = PayloadReader(path, data, self.rules, verify, threads)
@@ -167,17 +200,21 @@ class Reader:
         stored = sum(2 * layers[place].values for place in self.rules.present)
         coded = sum(2 * layers[place].values for place in run.layers)
         tokens = sum(sequence.tokens for sequence in self.sequences)
-        pages = [record.header.tokens for sequence in self.sequences for record in sequence.log.pages]
-        rows = [r for s in self.sequences for r in (*s.log.leading, *s.log.exact, *s.log.trailing)]
+        logs = [sequence.log for sequence in self.sequences]
+        pages = [stretch.tokens for log in logs for stretch in log.coded if stretch.paged]
+        live = live_records(logs)
+        content = [record for record in self.log.records if record.header.number not in live]
+        index = self.log.records[-1:] if not self.torn else ()
         return Accounting(
             bytes=self.data.size,
             values=tokens * stored,
             coded_values=sum(pages) * coded,
             coded_bytes=sum(run.payload_bytes(count) - run.table_bytes(count) for count in pages),
-            exact_bytes=sum(record.header.payload_bytes for record in rows),
+            exact_bytes=sum(record.header.payload_bytes for record in live.values() if record.header.type == ROWS),
             tokens=tokens,
             coded_tokens=sum(pages),
             exact_tokens=tokens - sum(pages),
+            dead_bytes=sum(record.end - record.offset for record in content if record not in index),
         )
 
     def verify(self, progress: Callable[[int], object] | None = None) -> Iterator[Finding]:

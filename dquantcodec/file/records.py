@@ -22,6 +22,7 @@ from .structs import (
     MAX_TOKENS,
     PAGES,
     RECORD_BYTES,
+    REWIND,
     ROWS,
     ROWS_ENTRY,
     Bytes,
@@ -79,44 +80,53 @@ class RecordRules:
         """Layers a ROWS record with ``flags`` holds, in order."""
         return self.exact if flags & EXACT_ONLY else self.present
 
-    def check(self, record: Record, before: Sequence[Record], end: int) -> None:
-        """Check a record header against the rules, the records ``before`` it and the first byte it may not reach.
+    def check(self, record: Record, number: int, epoch: int, end: int) -> None:
+        """Check a record header against the rules, the ``number`` it should have, the ``epoch`` of the record before it
+        and the first byte it may not reach.
 
         Its checksum holds already.  Raises :class:`TruncatedError` if only the last rule is broken, else
         :class:`FormatError`, :class:`LimitError` or :class:`UnsupportedError`; codes ``record-*`` and ``limit-*``.
         """
         head = record.header
-        epoch = before[-1].header.epoch if before else 0
         self._require(head.salt == self.header.salt, FormatError, "record-salt", record, "belongs to another file")
-        self._require(head.number == len(before), FormatError, "record-number", record, f"should be {len(before)}")
+        self._require(head.number == number, FormatError, "record-number", record, f"should be {number}")
         self._require(head.epoch >= epoch, FormatError, "record-epoch", record, f"has epoch {head.epoch} after {epoch}")
         self._require(
             head.reserved == 0, FormatError, "record-reserved", record, "has reserved bytes that are not zero"
         )
-        if head.type in (PAGES, ROWS):
-            self._check_tokens(record)
+        if head.type in (PAGES, ROWS, REWIND):
+            self._check_sequence(record)
         else:
             self._require(head.ignorable, UnsupportedError, "record-type", record, "is unknown to this version")
         self._require(
             record.end <= end, TruncatedError, "record-truncated", record, f"reaches byte {record.end} of {end}"
         )
 
-    def _check_tokens(self, record: Record) -> None:
+    def _check_sequence(self, record: Record) -> None:
         head = record.header
-        pages = head.type == PAGES
-        layers = self.run.layers if pages else self.rows_layers(head.flags)
         self._require(head.version == 1, UnsupportedError, "record-version", record, f"has version {head.version}")
         self._require(
-            head.flags <= (0 if pages else EXACT_ONLY), UnsupportedError, "record-flags", record,
+            head.flags <= (EXACT_ONLY if head.type == ROWS else 0), UnsupportedError, "record-flags", record,
             f"has unknown flags {head.flags:#x}",
         )  # fmt: skip
         self._require(
             head.sequence < self.header.sequences, FormatError, "record-sequence", record,
             f"is of sequence {head.sequence} of {self.header.sequences}",
         )  # fmt: skip
+        self._require(head.end <= MAX_TOKENS, LimitError, "limit-tokens", record, f"ends at token {head.end}")
+        if head.type == REWIND:
+            self._require(head.tokens == 0, FormatError, "record-tokens", record, f"counts {head.tokens} tokens")
+            empty = (head.payload_bytes, head.table_crc) == (0, 0)
+            self._require(empty, FormatError, "record-length", record, "has a payload")
+        else:
+            self._check_tokens(record)
+
+    def _check_tokens(self, record: Record) -> None:
+        head = record.header
+        pages = head.type == PAGES
+        layers = self.run.layers if pages else self.rows_layers(head.flags)
         self._require(bool(layers), FormatError, "record-layers", record, "holds no layer")
         self._require(head.tokens > 0, FormatError, "record-tokens", record, "holds no token")
-        self._require(head.end <= MAX_TOKENS, LimitError, "limit-tokens", record, f"ends at token {head.end}")
         if pages:
             windows = self.run.windows(head.tokens)
             self._require(windows <= MAX_RUN, LimitError, "limit-run", record, f"holds {windows} windows")

@@ -89,9 +89,11 @@ TRAILER_MAGIC: Final = int.from_bytes(b"DQKT", "little")
 IGNORABLE: Final = 0x8000
 PAGES: Final = 1
 ROWS: Final = 2
+REWIND: Final = 3
 INDEX: Final = IGNORABLE | 1
 NOTE: Final = IGNORABLE | 2
-TYPE_NAMES: Final = {PAGES: "PAGES", ROWS: "ROWS", INDEX: "INDEX", NOTE: "NOTE"}
+FILL: Final = IGNORABLE | 3
+TYPE_NAMES: Final = {PAGES: "PAGES", ROWS: "ROWS", REWIND: "REWIND", INDEX: "INDEX", NOTE: "NOTE", FILL: "FILL"}
 
 #: Flag of a ROWS record: it holds the exact layers only (the coded layers have PAGES for these tokens).
 EXACT_ONLY: Final = 1
@@ -199,10 +201,15 @@ class Trailer:
         return Trailer(index_offset, file_bytes, salt, epoch, records)
 
 
+def index_bytes(offset: int, records: int) -> int:
+    """Bytes of the INDEX record at ``offset`` that lists ``records`` headers."""
+    return align(offset + RECORD_BYTES * (records + 1) + TRAILER.size, BLOCK) - offset
+
+
 def index_record(offset: int, headers: Sequence[bytes], salt: bytes, epoch: int = 0) -> bytes:
     """The INDEX record at ``offset`` (clause 4.5): ``headers`` of all records before it, trailer as its last bytes."""
     rows = b"".join(headers)
-    end = align(offset + RECORD_BYTES + len(rows) + TRAILER.size, BLOCK)
+    end = offset + index_bytes(offset, len(headers))
     trailer = Trailer(offset, end, salt, epoch, len(headers)).pack()
     payload = rows.ljust(end - offset - RECORD_BYTES - TRAILER.size, b"\0") + trailer
     header = RecordHeader(INDEX, len(payload), 0, 0, 0, len(headers), salt, crc32c(payload), epoch=epoch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,11 +17,18 @@ from .layer import KINDS, Layer
 from .located import located
 from .payload import PayloadReader
 from .records import Record
-from .scan import SequenceLog
+from .sequences import SequenceLog, Stretch
 from .structs import PAGES
 
 if TYPE_CHECKING:
     from ..codec import Pages
+
+
+class PageRun(NamedTuple):
+    """Coded tokens that follow one another, from token ``first`` of the sequence on; only the last page may be cut."""
+
+    first: int
+    pages: Pages
 
 
 class Piece(NamedTuple):
@@ -36,8 +43,9 @@ class LayerReader:
     """One layer of one sequence.
 
     sinks, coded_tokens, recent
-        Tokens kept exact before the pages, held by pages, kept exact after them.  Without pages the rows count as
-        sinks up to the number the file was created with; every token of an exact layer counts as recent.
+        Tokens kept exact before the pages, held by pages, and kept exact otherwise (as a rule after them).  Without
+        pages the rows count as sinks up to the number the file was created with; every token of an exact layer counts
+        as recent.
     """
 
     def __init__(self, payload: PayloadReader, log: SequenceLog, index: int) -> None:
@@ -45,16 +53,14 @@ class LayerReader:
         self.index = index
         self.spec: Layer = payload.header.layers[index]
         coded = self.spec.storage == "coded"
-        if self.spec.storage == "absent":
-            log = SequenceLog()
-        self.records = [*log.leading, *(log.pages if coded else log.exact), *log.trailing]
-        self._ends = [record.header.end for record in self.records]
+        self.stretches = {"coded": log.coded, "exact": log.exact, "absent": ()}[self.spec.storage]
+        self._ends = [stretch.end for stretch in self.stretches]
         self.tokens = log.tokens
-        self.coded_tokens = sum(record.header.tokens for record in log.pages) if coded else 0
+        paged = [stretch for stretch in self.stretches if stretch.paged]
+        self.coded_tokens = sum(stretch.tokens for stretch in paged)
         self.sinks = 0
         if coded:
-            leading = sum(record.header.tokens for record in log.leading)
-            self.sinks = leading if log.pages else min(leading, payload.header.sinks)
+            self.sinks = paged[0].first if paged else min(log.tokens, payload.header.sinks)
         self.recent = self.tokens - self.sinks - self.coded_tokens
 
     @property
@@ -72,40 +78,65 @@ class LayerReader:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the file that are this layer's: its pages and its exact rows as stored."""
-        return sum(self._payload.layer_bytes(record, self.index) for record in self.records)
+        """Bytes of the file that are this layer's: its pages and its exact rows as stored, whole for records that hold
+        some of its tokens."""
+        records = {stretch.record.header.number: stretch.record for stretch in self.stretches}
+        return sum(self._payload.layer_bytes(record, self.index) for record in records.values())
 
     def pages(self) -> Pages:
         """All coded tokens as one copied run of pages; page 0 begins at token ``sinks``.
 
-        Raises :class:`InputError` (``layer-not-coded``) for other layers.
+        Raises :class:`InputError` (``layer-not-coded``) for other layers, and (``layer-page-runs``) where exact tokens
+        or a page that is not full stand between pages; :meth:`page_runs` serves there.
+        """
+        runs = self.page_runs()
+        if len(runs) > 1:
+            raise InputError(
+                f"layer {self.index} has {len(runs)} runs of pages, because the file was appended to; take page_runs",
+                code="layer-page-runs",
+                layer=self.index,
+            )
+        return runs[0].pages
+
+    def page_runs(self) -> list[PageRun]:
+        """All coded tokens as copied runs of pages, at least one (which may be empty).
+
+        A run ends where an exact token follows, or a page that is not full because a writer closed the file or a rewind
+        cut it.  Raises :class:`InputError` (``layer-not-coded``) for layers that are not coded.
         """
         from ..codec import Pages
         from ..page import PageLayout
 
         if self.plan is None:
             raise InputError(f"layer {self.index} is {self.spec.storage}, it has no pages", code="layer-not-coded")
-        count = -(-self.coded_tokens // self.plan.window)
-        data = np.empty((count, PageLayout.of(self.plan).page_bytes), np.uint8)
-        done = 0
-        with located(self._payload.path):
-            for record in self.records:
-                if record.header.type == PAGES:
-                    windows = -(-record.header.tokens // self.plan.window)
-                    self._payload.copy_pages(record, self.index, 0, data[done : done + windows])
+        page_bytes = PageLayout.of(self.plan).page_bytes
+        runs = []
+        for stretches in page_stretches(self.stretches, self.plan.window):
+            tokens = sum(stretch.tokens for stretch in stretches)
+            data = np.empty((-(-tokens // self.plan.window), page_bytes), np.uint8)
+            done = 0
+            with located(self._payload.path):
+                for stretch in stretches:
+                    windows = -(-stretch.tokens // self.plan.window)
+                    self._payload.copy_pages(stretch.record, self.index, 0, data[done : done + windows])
                     done += windows
-        return Pages(data, self.coded_tokens)
+            runs.append(PageRun(stretches[0].first, Pages(data, tokens)))
+        return runs or [PageRun(self.sinks, Pages(np.empty((0, page_bytes), np.uint8), 0))]
+
+    def stored_pages(self, record: Record, first: int, last: int) -> NDArray[np.uint8]:
+        """Windows ``first`` to before ``last`` of a PAGES ``record``, copied: uint8 ``[windows, page_bytes]``."""
+        with located(self._payload.path):
+            return self._payload.pages(record, self.index, first, last)
 
     def exact_rows(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """Keys and values ``[sinks + recent, H, D]`` of all tokens outside pages, in the layer's dtype."""
         if self.spec.storage == "absent":
             raise InputError(f"layer {self.index} is absent from this file", code="layer-absent", layer=self.index)
-        exact = [record for record in self.records if record.header.type != PAGES]
-        shape = (0, self.spec.kv_heads, self.spec.head_dim)
-        empty = np.zeros(shape, self.spec.array_dtype)
+        exact = [stretch for stretch in self.stretches if not stretch.paged]
+        empty = np.zeros((0, self.spec.kv_heads, self.spec.head_dim), self.spec.array_dtype)
         with located(self._payload.path):
             keys, values = (
-                np.concatenate([empty, *(self._payload.rows(record, self.index, kind) for record in exact)])
+                np.concatenate([empty, *(self._payload.stretch_rows(part, self.index, kind) for part in exact)])
                 for kind in KINDS
             )
         return keys, values
@@ -121,18 +152,37 @@ class LayerReader:
                 f"layer {self.index} is {self.spec.storage}; attention from pages needs a coded layer",
                 code="layer-not-coded",
             )
-        result: tuple[NDArray[np.float32], NDArray[np.float32]] = self._payload.codec(self.plan).attend(
-            query, self.pages(), exact=self.exact_rows(), scale=scale
-        )
-        return result
+        first, *others = self.page_runs()
+        codec = self._payload.codec(self.plan)
+        out, sums = codec.attend(query, first.pages, exact=self.exact_rows(), scale=scale)
+        for run in others:
+            more, more_sums = codec.attend(query, run.pages, scale=scale)
+            both = np.logaddexp(sums, more_sums)
+            out = out * np.exp(sums - both)[..., None] + more * np.exp(more_sums - both)[..., None]
+            sums = both
+        return out, sums
 
     def pieces(self, start: int, stop: int) -> Iterator[Piece]:
         """The records that hold tokens ``start`` to ``stop``, in order, and which of their tokens are meant."""
-        for record in self.records[bisect_right(self._ends, start) :]:
-            first, end = record.header.first, record.header.end
-            if first >= stop:
+        for stretch in self.stretches[bisect_right(self._ends, start) :]:
+            if stretch.first >= stop:
                 return
-            yield Piece(record, max(start, first) - first, min(stop, end) - first)
+            before = stretch.record.header.first
+            yield Piece(stretch.record, max(start, stretch.first) - before, min(stop, stretch.end) - before)
+
+
+def page_stretches(stretches: Iterable[Stretch], window: int) -> list[list[Stretch]]:
+    """The pages among ``stretches``, in runs whose pages are full but for the last."""
+    runs: list[list[Stretch]] = []
+    for stretch in stretches:
+        if not stretch.paged:
+            continue
+        last = runs[-1][-1] if runs else None
+        if last and last.end == stretch.first and last.tokens % window == 0:
+            runs[-1].append(stretch)
+        else:
+            runs.append([stretch])
+    return runs
 
 
 class TensorReader:

@@ -13,8 +13,9 @@ from ..status import EXPLANATIONS
 from .payload import decode_entry
 from .records import Record, RecordRules, payload_bytes
 from .runs import Place
-from .scan import Log, sequences, walk
-from .structs import INDEX, PAGES, ROWS, Bytes, crc32c, index_record
+from .scan import Log, walk
+from .sequences import sequences
+from .structs import FILL, INDEX, PAGES, ROWS, Bytes, crc32c, index_bytes, index_record
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def verify(
     """
     try:
         log = walk(data, rules)
-        sequences(log, rules)
+        sequences(log.records, log.torn, rules)
     except DQuantError as error:
         yield Finding.of(error)
         log = opened
@@ -74,11 +75,23 @@ def _verify_record(data: Bytes, rules: RecordRules, log: Log, record: Record) ->
     yield from _zero(data, record, covered, record.end - record.payload, where)
     if record.header.type == ROWS:
         yield from _verify_rows(data, rules, record)
-    elif record.header.type == INDEX:
-        headers = [earlier.header.pack() for earlier in log.records[: record.header.number]]
-        expected = index_record(record.offset, headers, record.header.salt, record.header.epoch)
-        if data[record.offset : record.end].tobytes() != expected:
-            yield Finding("index-mismatch", "the index does not equal the record headers; rewrite the file", where)
+    elif record.header.type == FILL:
+        yield from _zero(data, record, 0, record.header.payload_bytes, where)
+    elif record.header.type == INDEX and not _is_index(data, log, record):
+        yield Finding("index-mismatch", "the index does not equal the record headers; rewrite the file", where)
+
+
+def _is_index(data: Bytes, log: Log, record: Record) -> bool:
+    """Whether an INDEX record says what clause 4.5 wants of the records before it.
+
+    The length first: a file of many false indexes must not cost more than their bytes.
+    """
+    before = log.records[: record.header.number]
+    if record.end - record.offset != index_bytes(record.offset, len(before)):
+        return False
+    headers = [data[earlier.offset : earlier.payload].tobytes() for earlier in before]
+    expected = index_record(record.offset, headers, record.header.salt, record.header.epoch)
+    return data[record.offset : record.end].tobytes() == expected
 
 
 def _verify_page(

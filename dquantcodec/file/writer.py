@@ -1,23 +1,18 @@
-"""Writing ``.dqkv``: tokens in, records out, constant memory (specification, clause 4).
+"""Writing ``.dqkv``: tokens in, records out, constant memory (specification, clauses 4 and 9.5).
 
 A token is coded once it is more than ``recent`` tokens behind the newest; until then its rows wait in their own dtype.
-Full windows are encoded at once and collected into runs; every full run is a record.  The file takes its name only
-when it is complete: it is written as a sibling and renamed.
+Full windows are encoded at once and collected into runs; every full run is a record.  A flush writes the rows that the
+file does not hold yet; pages replace them when their time has come.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from os import PathLike
-from pathlib import Path
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +20,15 @@ from numpy.typing import NDArray
 from ..errors import InputError, LimitError
 from ..profile import Profile
 from . import structs
+from .compose import RECORD_TARGET, write_pages, write_rows
 from .header import Header
 from .incoming import incoming_rows
-from .info import Info
 from .layer import Layer
 from .pending import Pending
-from .rows import encode_rows
 from .runs import RunLayout
-from .structs import EXACT_ONLY, PAGES, RECORD_BYTES, ROWS, ROWS_ENTRY, RecordHeader, align, crc32c, index_record
+from .structs import EXACT_ONLY, REWIND
+from .target import Target
 
-#: Payload a record aims at: large enough for long reads, small enough to hold in memory.
-RECORD_TARGET = 8 << 20
 #: Rows taken in at a time, all layers together.
 PORTION_BYTES = 16 << 20
 #: Tokens that plans are fitted to; a finished sequence may have fewer, but not fewer than the least.
@@ -45,101 +38,87 @@ LEAST_TOKENS = 32
 MOST_SHORT = 64
 
 
-def create(
-    path: str | PathLike[str],
-    layers: Sequence[Layer],
-    *,
-    sinks: int | None = None,
-    recent: int = 128,
-    model: str = "",
-    revision: str = "",
-    positions_start: int = 0,
-    shard: tuple[int, int] = (0, 1),
-    metadata: Mapping[str, Any] | None = None,
-    threads: int = 1,
-    sequences: int = 1,
-    progress: Callable[[int], object] | None = None,
-    _file_id: bytes | None = None,
-    _record_target: int = RECORD_TARGET,
-) -> Writer:
-    """A :class:`Writer` of a new file at ``path``; use it in a ``with`` block.
+class Resumed(NamedTuple):
+    """A sequence that the file holds already: what is coded or stays exact ends at ``start``, all at ``held``, and
+    ``portions`` are the rows between, key and value of each stored layer."""
 
-    The first ``sinks`` (default: what the layers' profiles ask for) and the newest ``recent`` tokens of every sequence
-    stay exact.  ``positions_start`` is the
-    position of token 0 in the model, ``shard`` (part, parts) by KV heads, ``metadata`` a mapping of JSON values.
-    ``progress`` is called with the number of tokens just taken in.  Neither ``threads`` nor how tokens are portioned
-    over calls changes a byte of the file.
+    start: int
+    held: int
+    portions: Iterator[list[NDArray[Any]]]
 
-    Layers whose profile has variance classes are fitted to the first 512 tokens that are to be coded, of the sequence
-    that has them first; nothing is written until then.  Plans made by :func:`dquantcodec.fit_plan` need no waiting.
 
-    Raises :class:`InputError` and :class:`LimitError` before anything is written, OSError where the file system does.
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """How a writer works.
+
+    fitted
+        Profiles of layers whose plans are to be fitted to the first tokens.
+    progress
+        Called with the number of tokens just taken in.
+    resume
+        What the file holds of a sequence, for a file that is appended to.
+    cut_pages
+        Closing codes all but the ``recent`` newest tokens, in pages that may not be full.  Otherwise only whole
+        windows are coded, so that the next writer can fill the last one.
+    ended
+        Called when the writer is closed or aborted.
     """
-    from .. import __version__
 
-    if sinks is None:
-        sinks = max((layer.profile_sinks for layer in layers), default=0)
-    for name, count in (("sinks", sinks), ("recent", recent)):
-        if not 0 <= count < 1 << 32:
-            raise InputError(f"{name} must be 0 or more tokens, not {count}", code="input-tokens")
-    if threads < 1:
-        raise InputError(f"threads must be at least 1, not {threads}", code="input-threads")
-    info = Info(model, revision, positions_start, shard, f"dquantcodec {__version__}", dict(metadata or {}))
-    resolved = tuple(layer.resolved(number) for number, layer in enumerate(layers))
-    header = Header(_file_id or secrets.token_bytes(16), resolved, sequences, sinks, recent, info)
-    fitted = [layer.fitted_profile for layer in layers]
-    return Writer(Path(os.path.realpath(path)), header, fitted, threads, progress, _record_target)
+    threads: int = 1
+    fitted: Sequence[Profile | None] = ()
+    progress: Callable[[int], object] | None = None
+    record_target: int = RECORD_TARGET
+    resume: Callable[[int], Resumed] | None = None
+    cut_pages: bool = True
+    ended: Callable[[], object] | None = None
 
 
 class Writer:
-    """Appends tokens to a new file; made by :func:`create`.
+    """Takes tokens; made by :func:`create` for a new file and by :func:`append` for one that is there.
 
-    Leaving the ``with`` block closes the file and gives it its name; leaving by an exception removes it, and an older
-    file of that name stays as it was.
+    Leaving the ``with`` block closes the file.  A new file gets its name when it is closed or first flushed.  Leaving
+    by an exception removes a file that has no name yet, and an older file of that name stays as it was; a file that was
+    flushed or opened for appending keeps what is written, which is at least what was flushed.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        header: Header,
-        fitted: Sequence[Profile | None],
-        threads: int,
-        progress: Callable[[int], object] | None,
-        record_target: int,
-    ) -> None:
-        header.pack()  # raises whatever the header has to say before anything is written
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "is a directory; name a file", str(path))
-        if not path.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
-        self.path = path
+    def __init__(self, target: Target, header: Header, settings: Settings) -> None:
+        self.path = target.path
+        self._target = target
+        self._log = target.log
         self._header = header
-        self._fitted = fitted
+        self._settings = settings
+        self._open = True
         self._begun = False
+        #: Pages are written, and the rows of the exact layers for the same tokens are not.
+        self._halfway = False
         #: Finished sequences with too few tokens to fit a plan to; they wait for one that has enough.
         self._short: list[tuple[int, Pending]] = []
-        self._threads = threads
-        self._progress = progress
         self._run = RunLayout.of(header)
         self._exact = [place for place, layer in enumerate(header.layers) if layer.storage == "exact"]
         self._present = [place for place, layer in enumerate(header.layers) if layer.storage != "absent"]
         # Threads take layers where there are several, otherwise the pages of the one layer.
-        shared = len(self._run.layers) > 1
-        self._pool = ThreadPoolExecutor(threads) if shared and threads > 1 else None
+        self._shared = len(self._run.layers) > 1
+        self._pool = ThreadPoolExecutor(settings.threads) if self._shared and settings.threads > 1 else None
         #: Tokens encoded at a time; without coded layers any number serves.
         self._window = header.window or 128
         exact_bytes = self._window * sum(2 * header.layers[place].row_bytes for place in self._exact)
         per_window = self._run.window_bytes + exact_bytes
-        self._run_windows = max(1, min(structs.MAX_RUN, record_target // max(1, per_window)))
+        self._run_windows = max(1, min(structs.MAX_RUN, settings.record_target // max(1, per_window)))
         self._row_bytes = sum(2 * header.layers[place].row_bytes for place in self._present)
         self._pending: dict[int, Pending] = {}
         self._finished: set[int] = set()
-        self._records: list[bytes] = []
-        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
-        self._file: IO[bytes] | None = self._temporary.open("xb")
-        if not any(fitted):
+        if settings.resume:
+            self._use(header)
+        elif not any(settings.fitted):
             with self._aborting():
                 self._begin(header)
+
+    def tokens(self, sequence: int = 0) -> int:
+        """Tokens of ``sequence``, those in memory among them.
+
+        Raises :class:`InputError` (``writer-closed``, ``sequence-range``, ``sequence-finished``).
+        """
+        return self._sequence(sequence).end
 
     def append(
         self, keys: Sequence[NDArray[Any] | None], values: Sequence[NDArray[Any] | None], sequence: int = 0
@@ -149,34 +128,65 @@ class Writer:
         Absent layers take None.  Arrays may be reused afterwards.  Raises :class:`InputError`
         (``writer-closed``, ``sequence-range``, ``sequence-finished``, ``layer-count``, ``layer-missing``,
         ``layer-absent``, ``input-shape``, ``dtype-mismatch``) and :class:`LimitError` (``limit-tokens``) with nothing
-        taken in.  Anything raised later (NaN or infinity in a coded layer, OSError) ends the writer and removes
-        the unfinished file.
+        taken in.  Anything raised later (NaN or infinity in a coded layer, OSError) ends the writer as an exception
+        in its ``with`` block does.
         """
-        self._open_file()
-        if not 0 <= sequence < self._header.sequences:
-            raise InputError(
-                f"sequence {sequence} of a file created with {self._header.sequences}; say sequences= when creating",
-                code="sequence-range",
-            )
-        if sequence in self._finished:
-            raise InputError(f"sequence {sequence} is finished", code="sequence-finished")
+        pending = self._sequence(sequence)
         rows = incoming_rows(self._header.layers, keys, values)
-        pending = self._pending.setdefault(sequence, Pending(len(rows)))
         tokens = len(rows[0]) if rows else 0
         if pending.end + tokens >= structs.MAX_TOKENS:
             raise LimitError(f"sequence {sequence} would pass 2**40 tokens", code="limit-tokens", sequence=sequence)
-        step = max(self._window, PORTION_BYTES // max(1, self._row_bytes))
         with self._aborting():
-            for start in range(0, tokens, step):
-                portion = [array[start : start + step] for array in rows]
+            for start in range(0, tokens, self._portion):
+                portion = [array[start : start + self._portion] for array in rows]
                 pending.put(portion)
                 self._advance(sequence, pending)
-                if self._progress:
-                    self._progress(len(portion[0]))
+                if self._settings.progress:
+                    self._settings.progress(len(portion[0]))
+
+    def flush(self) -> None:
+        """Return when every token taken in is in the file and on the medium.
+
+        From then on they survive a crash, bit for bit: tokens that are not coded yet as exact rows, which pages replace
+        later.  The first flush of a new file gives it its name (and fits plans to the tokens there are), and the writer
+        takes the lock of one writer.  Every flush costs at least 4 KiB and one sync.
+
+        Raises :class:`InputError` (``writer-closed``, ``lock-unsupported``) and OSError.
+        """
+        self._check_open()
+        with self._aborting():
+            if not self._begun:
+                longest = max(self._pending.values(), key=lambda one: one.waiting, default=Pending(0))
+                self._begin_with(longest, min(FIT_TOKENS, longest.waiting - self._header.sinks))
+            for sequence, pending in self._pending.items():
+                if pending.collected and pending.start > pending.held:
+                    self._flush_run(sequence, pending)
+                first = max(pending.start, pending.held)
+                self._hold(sequence, pending, first, pending.peek(first - pending.start, pending.waiting))
+            self._target.publish()
+
+    def rewind(self, tokens: int, sequence: int = 0) -> None:
+        """Shorten ``sequence`` to its first ``tokens`` tokens; the next :meth:`append` continues there.
+
+        In a file that has its name this is as durable as a flush when it returns.  The tokens taken back stay in the
+        file as dead bytes until it is repacked.  Raises :class:`InputError` (``rewind-tokens`` for more tokens than
+        there are, or what :meth:`tokens` raises) and OSError.
+        """
+        pending = self._sequence(sequence)
+        if not 0 <= tokens <= pending.end:
+            raise InputError(
+                f"sequence {sequence} has {pending.end} tokens, it cannot be rewound to {tokens}", code="rewind-tokens"
+            )
+        with self._aborting():
+            if pending.start - pending.collected < tokens < pending.start:
+                self._flush_run(sequence, pending)
+            if tokens < pending.held:
+                self._log.put(REWIND, sequence, tokens, 0)
+            pending.cut(tokens)
 
     def finish(self, sequence: int) -> None:
         """Write what ``sequence`` still has in memory; it takes no more tokens.  :meth:`close` does this for all."""
-        self._open_file()
+        self._check_open()
         if sequence in self._finished or sequence not in self._pending:
             return
         with self._aborting():
@@ -186,36 +196,21 @@ class Writer:
 
     def close(self) -> None:
         """Finish all sequences, write the index, and give the file its name.  A closed writer stays closed."""
-        if self._file is None:
+        if not self._open:
             return
         for sequence in sorted(self._pending):
             self.finish(sequence)
         with self._aborting():
             if not self._begun:
                 self._begin(self._header)
-            self._write_index()
-            file = self._open_file()
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-            self._temporary.replace(self.path)
-        self._file = None
-        self._stop_threads()
-        _sync_directory(self.path.parent)
+            self._target.complete()
+        self._end()
 
     def abort(self) -> None:
-        """Remove the unfinished file.  Without effect on a closed writer."""
-        file, self._file = self._file, None
-        if file is None:
-            return
-        self._pending.clear()
-        self._short.clear()
-        self._stop_threads()
-        # A full disk fails again while buffers are flushed; the file goes anyway.
-        with contextlib.suppress(OSError):
-            file.close()
-        with contextlib.suppress(OSError):
-            self._temporary.unlink()
+        """Drop what is in memory only; see the class for what becomes of the file.  No effect on a closed writer."""
+        if self._open:
+            self._target.leave(whole=not self._halfway)
+            self._end()
 
     def __enter__(self) -> Writer:
         return self
@@ -228,10 +223,18 @@ class Writer:
         else:
             self.abort()
 
-    def _open_file(self) -> IO[bytes]:
-        if self._file is None:
+    def _check_open(self) -> None:
+        if not self._open:
             raise InputError("the writer is closed; create another", code="writer-closed", path=str(self.path))
-        return self._file
+
+    def _end(self) -> None:
+        self._open = False
+        self._pending.clear()
+        self._short.clear()
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
+        if self._settings.ended:
+            self._settings.ended()
 
     @contextlib.contextmanager
     def _aborting(self) -> Iterator[None]:
@@ -243,24 +246,60 @@ class Writer:
             self.abort()
             raise
 
-    def _stop_threads(self) -> None:
-        if self._pool:
-            self._pool.shutdown(cancel_futures=True)
+    @property
+    def _portion(self) -> int:
+        """Tokens taken in at a time."""
+        return max(self._window, PORTION_BYTES // max(1, self._row_bytes))
+
+    def _sequence(self, sequence: int) -> Pending:
+        """What is held of a sequence that takes tokens; of a resumed one its rows are read first."""
+        self._check_open()
+        if not 0 <= sequence < self._header.sequences:
+            raise InputError(
+                f"sequence {sequence} of a file created with {self._header.sequences}; say sequences= when creating",
+                code="sequence-range",
+            )
+        if sequence in self._finished:
+            raise InputError(f"sequence {sequence} is finished", code="sequence-finished")
+        if sequence not in self._pending:
+            with self._aborting():
+                self._pending[sequence] = self._resumed(sequence)
+        return self._pending[sequence]
+
+    def _resumed(self, sequence: int) -> Pending:
+        queues = 2 * len(self._present)
+        if self._settings.resume is None:
+            return Pending(queues)
+        start, held, portions = self._settings.resume(sequence)
+        pending = Pending(queues, start, held)
+        for rows in portions:
+            pending.put(rows)
+            self._advance(sequence, pending)
+        return pending
 
     def _begin(self, header: Header) -> None:
         """Write the header block; pages are encoded by its plans from here on."""
+        self._use(header)
+        self._log.put_block(header.pack())
+        for sequence, pending in self._short:
+            self._advance(sequence, pending, last=True)
+        self._short.clear()
+
+    def _begin_with(self, pending: Pending, tokens: int) -> None:
+        """:meth:`_begin` with plans fitted to ``tokens`` tokens behind the sinks, if these are enough."""
+        sinks = self._header.sinks
+        enough = tokens >= LEAST_TOKENS
+        self._begin(self._fit(pending.peek(sinks, sinks + tokens)) if enough else self._header)
+
+    def _use(self, header: Header) -> None:
         from ..codec import Codec
 
         self._header = header
         self._begun = True
-        shared = len(self._run.layers) > 1
         plans = {id(layer.plan): layer.plan for layer in header.layers if layer.plan}
-        codecs = {key: Codec(plan, threads=1 if shared else self._threads) for key, plan in plans.items()}
+        threads = 1 if self._shared else self._settings.threads
+        codecs = {key: Codec(plan, threads=threads) for key, plan in plans.items()}
         self._codecs = [codecs[id(header.layers[place].plan)] for place in self._run.layers]
-        self._write(header.pack())
-        for sequence, pending in self._short:
-            self._advance(sequence, pending, last=True)
-        self._short.clear()
 
     def _fit(self, rows: list[NDArray[Any]]) -> Header:
         """The header with plans fitted to ``rows`` (key, value of each present layer), which follow the sinks."""
@@ -269,7 +308,7 @@ class Writer:
         pairs = {place: rows[2 * i : 2 * i + 2] for i, place in enumerate(self._present)}
 
         def fit(place: int) -> Layer:
-            layer, profile = self._header.layers[place], self._fitted[place]
+            layer, profile = self._header.layers[place], self._settings.fitted[place]
             if profile is None:
                 return layer
             with _telling_tokens(place, self._header.sinks):
@@ -289,27 +328,46 @@ class Writer:
             if ready < LEAST_TOKENS and len(self._short) < MOST_SHORT:
                 self._short.append((sequence, pending))
                 return
-            self._begin(self._fit(pending.peek(sinks, sinks + ready)) if ready >= LEAST_TOKENS else self._header)
+            self._begin_with(pending, ready)
         if pending.start < sinks and (last or pending.end >= sinks):
-            self._write_rows(sequence, pending.start, pending.take(sinks - pending.start), self._present)
+            self._hold(sequence, pending, pending.start, pending.take(sinks - pending.start))
         if pending.start >= sinks:
             while (windows := (pending.waiting - recent) // self._window) > 0:
                 windows = min(windows, self._run_windows - pending.collected // self._window)
-                self._collect(pending, windows * self._window)
+                self._collect(sequence, pending, windows * self._window)
                 if pending.collected == self._run_windows * self._window:
                     self._flush_run(sequence, pending)
             if last:
-                self._collect(pending, max(0, pending.waiting - recent))
+                if self._settings.cut_pages:
+                    self._collect(sequence, pending, max(0, pending.waiting - recent))
                 self._flush_run(sequence, pending)
         if last:
-            self._write_rows(sequence, pending.start, pending.take(pending.waiting), self._present)
+            self._hold(sequence, pending, pending.start, pending.take(pending.waiting))
 
-    def _collect(self, pending: Pending, tokens: int) -> None:
+    def _collect(self, sequence: int, pending: Pending, tokens: int) -> None:
         """Encode the next ``tokens`` tokens and keep the pages for the run."""
         if not tokens:
             return
         first = pending.start
-        rows = pending.take(tokens)
+        rows = pending.peek(0, tokens)
+        try:
+            pages = self._encode(rows, first)
+        except InputError as error:
+            bad = int(str(error.where.get("token", pending.held)))
+            if error.code != "input-nonfinite" or bad >= pending.held:
+                raise
+            # The file holds this token exactly, from when it was too new to be coded.  So it stays, with its window.
+            before = (bad - first) // self._window * self._window
+            self._collect(sequence, pending, before)
+            self._flush_run(sequence, pending)
+            pending.drop(min(first + before + self._window, pending.held) - pending.start)
+            return
+        pending.drop(tokens)
+        places = [place for place in self._present for _ in range(2)]
+        pending.collect(tokens, pages, [array for place, array in zip(places, rows) if place in self._exact])
+
+    def _encode(self, rows: list[NDArray[Any]], first: int) -> list[NDArray[np.uint8]]:
+        """Pages of each coded layer for ``rows`` (key, value of each present layer) from token ``first`` on."""
         pairs = {place: rows[2 * i : 2 * i + 2] for i, place in enumerate(self._present)}
 
         def encode(slot: int) -> NDArray[np.uint8]:
@@ -319,64 +377,34 @@ class Writer:
                 return pages
 
         slots = range(len(self._run.layers))
-        pages = list(self._pool.map(encode, slots) if self._pool else map(encode, slots))
-        pending.collect(tokens, pages, [array for place in self._exact for array in pairs[place]])
+        return list(self._pool.map(encode, slots) if self._pool else map(encode, slots))
 
     def _flush_run(self, sequence: int, pending: Pending) -> None:
         run = pending.take_run()
         if run is None:
             return
+        self._halfway = True
         if run.pages:
-            self._write_pages(sequence, run.first, run.tokens, run.pages)
-        self._write_rows(sequence, run.first, run.exact_rows, self._exact, EXACT_ONLY)
+            write_pages(self._log, self._run, sequence, run.first, run.tokens, run.pages)
+        self._hold(sequence, pending, run.first, run.exact_rows, self._exact, EXACT_ONLY)
+        pending.held = max(pending.held, run.first + run.tokens)
+        self._halfway = False
 
-    def _write_pages(self, sequence: int, first: int, tokens: int, pages: list[list[NDArray[np.uint8]]]) -> None:
-        crcs: list[int] = []
-        stored: list[NDArray[np.uint8]] = []
-        for slot, parts in enumerate(pages):
-            used = self._run.layouts[slot].bytes_for((tokens - 1) % self._run.window + 1)
-            cut = [page for part in parts for page in part]
-            cut[-1] = cut[-1][:used]
-            crcs += [crc32c(page) for page in cut]
-            stored += cut
-        table = np.array(crcs, "<u4").tobytes().ljust(self._run.table_bytes(tokens), b"\0")
-        self._write_record(PAGES, sequence, first, tokens, 0, table, stored)
-
-    def _write_rows(
-        self, sequence: int, first: int, rows: list[NDArray[Any]], places: list[int], flags: int = 0
+    def _hold(
+        self,
+        sequence: int,
+        pending: Pending,
+        first: int,
+        rows: list[NDArray[Any]],
+        places: Sequence[int] | None = None,
+        flags: int = 0,
     ) -> None:
-        """ROWS records of ``rows`` (key, value of each layer of ``places``), as many as the record size asks for."""
-        tokens = len(rows[0]) if rows else 0
-        token_bytes = sum(2 * self._header.layers[place].row_bytes for place in places)
-        step = max(1, RECORD_TARGET // max(1, token_bytes))
-        for start in range(0, tokens, step):
-            table, blocks = b"", []
-            for array in rows:
-                encoding, block = encode_rows(array[start : start + step])
-                table += ROWS_ENTRY.pack(encoding, bytes(3), crc32c(block), len(block))
-                blocks.append(block.ljust(align(len(block)), b"\0"))
-            table = table.ljust(align(len(table)), b"\0")
-            self._write_record(ROWS, sequence, first + start, min(step, tokens - start), flags, table, blocks)
-
-    def _write_record(
-        self, kind: int, sequence: int, first: int, tokens: int, flags: int, table: bytes, parts: Iterable[Any]
-    ) -> None:
-        buffers = [table, *parts]
-        size = sum(memoryview(buffer).nbytes for buffer in buffers)
-        header = RecordHeader(
-            kind, size, first, tokens, sequence, len(self._records), self._header.salt, crc32c(table), flags
-        ).pack()
-        self._records.append(header)
-        for buffer in (header, *buffers, bytes(-(RECORD_BYTES + size) % structs.BLOCK)):
-            self._write(buffer)
-
-    def _write_index(self) -> None:
-        if RECORD_BYTES * len(self._records) > structs.MAX_INDEX:
-            raise LimitError(f"{len(self._records)} records are more than an index holds", code="limit-index")
-        self._write(index_record(self._open_file().tell(), self._records, self._header.salt))
-
-    def _write(self, buffer: Any) -> None:
-        self._open_file().write(buffer)
+        """Write those of ``rows``, from token ``first`` on, that the file does not hold; of all layers by default."""
+        new = max(first, pending.held) - first
+        layers = [self._header.layers[place] for place in (self._present if places is None else places)]
+        write_rows(self._log, layers, sequence, first + new, [array[new:] for array in rows], flags)
+        if places is None and rows:
+            pending.held = max(pending.held, first + len(rows[0]))
 
 
 @contextlib.contextmanager
@@ -394,14 +422,3 @@ def _telling_tokens(layer: int, first: int) -> Iterator[None]:
             code=error.code,
             **where,
         ) from None
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make a rename durable, where the system lets directories be synced."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
