@@ -68,6 +68,7 @@ def collect(reader: Any) -> dict[str, Any]:
         "window": next((layer.plan.window for layer in layers if layer.spec.storage == "coded"), None),
         "bytes": sizes.bytes,
         "values": sizes.values,
+        "dead_bytes": sizes.dead_bytes,
         "bits_per_value": sizes.bits_per_value,
         "bits_per_value_coded": sizes.bits_per_value_coded,
         "names": {kind: source[kind] for kind in ("key", "value")} if source else None,
@@ -96,6 +97,7 @@ def describe(path: str, facts: dict[str, Any]) -> str:
         length += "\nthe file was not closed or lost its end: more may be missing"
     coded = facts["bits_per_value_coded"]
     ratio = f", {16 / facts['bits_per_value']:.2f}x smaller than BF16" if facts["bits_per_value"] else ""
+    dead = f"\n{size(facts['dead_bytes'])} of them hold nothing any more: see repack" if facts["dead_bytes"] else ""
     rows = [
         ("file", path),
         ("format", f"dqkv {facts['format_version']}"),
@@ -104,7 +106,7 @@ def describe(path: str, facts: dict[str, Any]) -> str:
         ("layers", layers),
         ("length", length),
         ("geometry", f"{_shown(facts['kv_heads'])} KV heads of {_shown(facts['head_dim'])}, {_shown(facts['dtype'])}"),
-        ("size", f"{size(facts['bytes'])} for {facts['values']} values"),
+        ("size", f"{size(facts['bytes'])} for {facts['values']} values{dead}"),
         ("bits/value", f"{facts['bits_per_value']:.3f} with every byte counted{ratio}"),
     ]
     if coded:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -83,13 +84,13 @@ class _Totals:
 
 def _measure_sequence(subject: Subject, sequence: int, totals: _Totals, advance: Advance) -> None:
     layer = subject.reader.sequences[sequence].layers[subject.place]
-    coded = layer.pages() if layer.spec.storage == "coded" and layer.coded_tokens else None
+    coded = layer.spec.storage == "coded" and layer.coded_tokens
+    runs = layer.page_runs() if coded else []
     window = layer.plan.window if coded else 128
-    first = layer.sinks if coded else 0
     codec = _codec(layer.plan, subject.encode_threads) if coded else None
     attention = _Attention.of(subject, sequence)
-    _warm(subject, layer, codec, first)
-    for start, stop in _blocks(layer, first, window):
+    _warm(subject, layer, codec, runs[0].first if runs else 0)
+    for start, stop, run in _blocks(layer, runs, window):
         exact = [subject.source.read(subject.number, kind, sequence, start, stop) for kind in ("key", "value")]
         decoded, seconds = _timed(partial(_decode, layer, start, stop), subject.repeats)
         totals.decode_seconds += seconds
@@ -97,10 +98,10 @@ def _measure_sequence(subject: Subject, sequence: int, totals: _Totals, advance:
         totals.value += error_sums(exact[1], decoded[1], window)
         if attention:
             attention.add(exact, decoded, start)
-        if coded and codec and first <= start < first + coded.tokens:
-            tokens = min(stop, first + coded.tokens) - start
+        tokens = min(stop, run.first + run.pages.tokens) - start if run else 0
+        if codec and tokens > 0:
             part = [array[:tokens] for array in exact]
-            pages = _cut(coded, start - first, tokens, window)
+            pages = _cut(run.pages, start - run.first, tokens, window)
             shares = codec.drift_share(*part, pages)
             totals.drifted = (totals.drifted[0] + shares[0] * tokens, totals.drifted[1] + shares[1] * tokens)
             totals.coded += tokens
@@ -135,14 +136,15 @@ def _warm(subject: Subject, layer: Any, codec: Any, first: int) -> None:
             codec.encode(keys, values)
 
 
-def _blocks(layer: Any, first: int, window: int) -> Iterator[tuple[int, int]]:
-    """Token ranges that cover the layer; those after ``first`` hold whole windows of the coded run."""
-    if first:
-        yield 0, first
+def _blocks(layer: Any, runs: Sequence[Any], window: int) -> Iterator[tuple[int, int, Any]]:
+    """Token ranges that cover the layer, each with the run of pages before whose successor it lies, or None; those that
+    reach into a run begin with one of its pages."""
     token_bytes = 8 * layer.spec.kv_heads * layer.spec.head_dim
     step = max(1, BLOCK_BYTES // token_bytes // window) * window
-    for start in range(first, layer.tokens, step):
-        yield start, min(start + step, layer.tokens)
+    edges = [(0, None), *((run.first, run) for run in runs), (layer.tokens, None)]
+    for (first, run), (end, _) in pairwise(edges):
+        for start in range(first, end, step):
+            yield start, min(start + step, end), run
 
 
 def _codec(plan: Any, threads: int | None) -> Any:
