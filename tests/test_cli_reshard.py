@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,14 @@ def test_cutting_a_group_must_be_asked_for(coded: Path, tmp_path: Path, capsys: 
     assert [line.split(":")[0] for line in lines[:2]] == ["layer 0", "layer 4"]
     assert "encoded heads 0, 1, 2, 3 again" in lines[0] and lines[0].count("%") == 8
     assert len(list(out.iterdir())) == 4
+
+
+def test_comparing_measures_every_group(coded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("compare", coded.with_suffix(".safetensors"), coded, "--json") == 0
+    found = {row["layer"]: row for row in json.loads(capsys.readouterr().out)["layers"]}
+    assert found[1]["key_nmse"] == 0 and found[1]["key_drift"] is None
+    for layer in (0, 4):
+        assert 0 < found[layer]["key_drift"] < 0.2 and 0 < found[layer]["value_nmse"] < 0.3
 
 
 def test_what_is_refused(coded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

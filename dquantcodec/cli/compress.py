@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -84,6 +84,13 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--model", default="", metavar="NAME", help="name of the model, kept in the file")
     parser.add_argument("--revision", default="", metavar="NAME", help="revision of the model, kept in the file")
+    add_nonfinite(parser)
+    add_threads(parser)
+    add_source_options(parser)
+    parser.set_defaults(run=lambda args, console: run(parser, args, console))
+
+
+def add_nonfinite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nonfinite",
         choices=("error", "clamp", "zero"),
@@ -91,9 +98,6 @@ def add_parser(commands: Any) -> None:
         help="what to do with NaN and infinity: refuse them (error), or count them and put 0 (zero), or put 0 for NaN "
         "and the largest finite magnitude of the same token for infinity (clamp)",
     )
-    add_threads(parser)
-    add_source_options(parser)
-    parser.set_defaults(run=lambda args, console: run(parser, args, console))
 
 
 def profile_or_file(text: str) -> str:
@@ -187,7 +191,7 @@ def encode_source(source: KVSource, output: str, settings: Settings, console: Co
             sequences=source.sequences,
         ) as writer,
     ):
-        return _copy(source, writer, settings.nonfinite, advance)
+        return copy_tokens(source, writer, settings.nonfinite, advance, [0] * source.sequences)
 
 
 def _file_layer(layer: KVLayer, source: KVSource, settings: Settings) -> Any:
@@ -234,11 +238,12 @@ def _fitted(layer: KVLayer, source: KVSource, settings: Settings) -> str | list[
     return [fit_plan(profile, keys[:, heads], values[:, heads], words=words) for heads in groups]
 
 
-def _copy(source: KVSource, writer: Any, policy: str, advance: Advance) -> int:
+def copy_tokens(source: KVSource, writer: Any, policy: str, advance: Advance, firsts: Sequence[int]) -> int:
+    """Give ``writer`` the tokens of every sequence from its first of ``firsts`` on; how many numbers were replaced."""
     step = max(128, BLOCK_BYTES // source.token_bytes // 128 * 128)
     replaced = 0
     for sequence in range(source.sequences):
-        for start in range(0, source.tokens, step):
+        for start in range(firsts[sequence], source.tokens, step):
             stop = min(start + step, source.tokens)
             blocks: dict[str, list[NDArray[Any]]] = {"key": [], "value": []}
             for layer in source.layers:
@@ -323,9 +328,7 @@ def report(source: KVSource, output: str, replaced: int, seconds: float, policy:
     """What became of the input, in two lines."""
     from ..file import open as open_file
 
-    if replaced:
-        put = "0" if policy == "zero" else "0 for NaN, the token's largest magnitude for infinity"
-        console.result(f"replaced {replaced} number{'s' if replaced > 1 else ''} that were not finite: {put}")
+    tell_replaced(replaced, policy, console)
     with open_file(output) as reader:
         sizes = reader.accounting()
     speed = f"{seconds:.1f} s ({count(source.values / seconds)} values/s)"
@@ -337,3 +340,9 @@ def report(source: KVSource, output: str, replaced: int, seconds: float, policy:
         console.say("nothing was coded: all tokens or layers are among those to keep exact (see --recent)")
     elif sizes.exact_tokens:
         console.say(f"coded pages alone: {sizes.bits_per_value_coded:.3f} bits/value; the rest is kept exact")
+
+
+def tell_replaced(replaced: int, policy: str, console: Console) -> None:
+    if replaced:
+        put = "0" if policy == "zero" else "0 for NaN, the token's largest magnitude for infinity"
+        console.result(f"replaced {replaced} number{'s' if replaced > 1 else ''} that were not finite: {put}")

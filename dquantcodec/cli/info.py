@@ -71,6 +71,7 @@ def collect(reader: Any) -> dict[str, Any]:
         "window": next((layer.plans[0].window for layer in layers if layer.plans), None),
         "bytes": sizes.bytes,
         "values": sizes.values,
+        "dead_bytes": sizes.dead_bytes,
         "bits_per_value": sizes.bits_per_value,
         "bits_per_value_coded": sizes.bits_per_value_coded,
         "names": {kind: source[kind] for kind in ("key", "value")} if source else None,
@@ -104,6 +105,7 @@ def describe(path: str, facts: dict[str, Any]) -> str:
         geometry += f"\npart {facts['shard'][0]} of {facts['shard'][1]} of the model's KV heads"
     coded = facts["bits_per_value_coded"]
     ratio = f", {16 / facts['bits_per_value']:.2f}x smaller than BF16" if facts["bits_per_value"] else ""
+    dead = f"\n{size(facts['dead_bytes'])} of them hold nothing any more: see repack" if facts["dead_bytes"] else ""
     rows = [
         ("file", path),
         ("format", f"dqkv {facts['format_version']}"),
@@ -112,7 +114,7 @@ def describe(path: str, facts: dict[str, Any]) -> str:
         ("layers", layers),
         ("length", length),
         ("geometry", geometry),
-        ("size", f"{size(facts['bytes'])} for {facts['values']} values"),
+        ("size", f"{size(facts['bytes'])} for {facts['values']} values{dead}"),
         ("bits/value", f"{facts['bits_per_value']:.3f} with every byte counted{ratio}"),
     ]
     if coded:

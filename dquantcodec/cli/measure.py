@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -85,11 +86,11 @@ def _measure_sequence(subject: Subject, sequence: int, totals: _Totals, advance:
     layer = subject.reader.sequences[sequence].layers[subject.place]
     coded = layer.coded_tokens
     window = layer.plans[0].window if coded else 128
-    first = layer.sinks if coded else 0
     parts = _parts(layer, subject.encode_threads) if coded else []
+    firsts = [run.first for run in parts[0].runs] if parts else []  # those of all head groups
     attention = _Attention.of(subject, sequence)
-    _warm(subject, layer, parts, first)
-    for start, stop in _blocks(layer, first, window):
+    _warm(subject, layer, parts, firsts[0] if firsts else 0)
+    for start, stop, number in _blocks(layer, firsts, window):
         exact = [subject.source.read(subject.number, kind, sequence, start, stop) for kind in ("key", "value")]
         decoded, seconds = _timed(partial(_decode, layer, start, stop), subject.repeats)
         totals.decode_seconds += seconds
@@ -97,10 +98,13 @@ def _measure_sequence(subject: Subject, sequence: int, totals: _Totals, advance:
         totals.value += error_sums(exact[1], decoded[1], window)
         if attention:
             attention.add(exact, decoded, start)
-        for part in parts if first <= start < first + coded else ():
-            tokens = min(stop, first + coded) - start
+        for part in parts:
+            run = None if number is None else part.runs[number]
+            tokens = min(stop, run.first + run.pages.tokens) - start if run else 0
+            if not run or tokens <= 0:
+                continue
             rows = [array[:tokens, part.heads] for array in exact]
-            shares = part.codec.drift_share(*rows, _cut(part.pages, start - first, tokens, window))
+            shares = part.codec.drift_share(*rows, _cut(run.pages, start - run.first, tokens, window))
             streams = tokens * rows[0].shape[1]
             totals.drifted = (totals.drifted[0] + shares[0] * streams, totals.drifted[1] + shares[1] * streams)
             totals.coded += streams
@@ -129,10 +133,10 @@ def _timed(work: Callable[[], _T], repeats: int) -> tuple[_T, float]:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """A head group of a layer: its heads, its pages, its codec."""
+    """A head group of a layer: its heads, its runs of pages, its codec."""
 
     heads: slice
-    pages: Any
+    runs: Sequence[Any]
     codec: Any
 
 
@@ -140,7 +144,7 @@ def _parts(layer: Any, threads: int | None) -> list[_Part]:
     from ..codec import Codec
 
     return [
-        _Part(heads, group.pages(), Codec(group.plan, threads=threads or 1))
+        _Part(heads, group.page_runs(), Codec(group.plan, threads=threads or 1))
         for group, heads in zip(layer.groups, layer.spec.groups)
     ]
 
@@ -154,14 +158,15 @@ def _warm(subject: Subject, layer: Any, parts: list[_Part], first: int) -> None:
                 part.codec.encode(*(array[:, part.heads] for array in rows))
 
 
-def _blocks(layer: Any, first: int, window: int) -> Iterator[tuple[int, int]]:
-    """Token ranges that cover the layer; those after ``first`` hold whole windows of the coded run."""
-    if first:
-        yield 0, first
+def _blocks(layer: Any, firsts: Sequence[int], window: int) -> Iterator[tuple[int, int, int | None]]:
+    """Token ranges that cover the layer, each with the number of the run of pages before whose successor it lies, or
+    None; those that reach into a run begin with one of its pages."""
     token_bytes = 8 * layer.spec.kv_heads * layer.spec.head_dim
     step = max(1, BLOCK_BYTES // token_bytes // window) * window
-    for start in range(first, layer.tokens, step):
-        yield start, min(start + step, layer.tokens)
+    edges = [(0, None), *((first, number) for number, first in enumerate(firsts)), (layer.tokens, None)]
+    for (first, number), (end, _) in pairwise(edges):
+        for start in range(first, end, step):
+            yield start, min(start + step, end), number
 
 
 def _cut(pages: Any, first: int, tokens: int, window: int) -> Any:

@@ -10,13 +10,18 @@ from typing import Any
 
 from ..errors import DQuantError
 from .console import Console, locate, paint, size
-from .options import CommandParser, common_options
+from .options import CommandParser, check_output, common_options, naming
 from .progress import path_of, prepare_kernels, progress
+from .repack import copy
 
 EPILOG = """\
 Prints one line per finding and exits with 1 if there is any. Reads and decodes
 everything: headers, records, checksums, padding, the index against the records,
-and every container.
+and every container. With --salvage, what can be read goes into a new file: every
+sequence up to its first token that is lost.
+
+  dqkv verify cache.dqkv
+  dqkv verify damaged.dqkv --salvage rescued.dqkv
 """
 
 
@@ -29,10 +34,31 @@ def add_parser(commands: Any) -> None:
         epilog=EPILOG,
     )
     parser.add_argument("file", metavar="FILE", help="the .dqkv file")
+    parser.add_argument("--salvage", metavar="OUT", help="also write what can be read to a new file")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
+    if args.salvage is not None:
+        check_output(args.salvage, args.file)
+    status = check(args, console)
+    if args.salvage is not None:
+        salvage(args, console)
+    return status
+
+
+def salvage(args: argparse.Namespace, console: Console) -> None:
+    """Copy what can be read of the file, and say what cannot."""
+    from ..file import open as open_file
+
+    with naming(args.file), open_file(args.file, mode="salvage") as reader:
+        for finding in reader.lost:
+            console.result("lost: " + _line(finding.where, finding.message, finding.code, args.file))
+        copy(reader, args.salvage, console)
+
+
+def check(args: argparse.Namespace, console: Console) -> int:
+    """Print all findings; the exit status."""
     from ..file import open as open_file
     from ..warm import DECODE
 

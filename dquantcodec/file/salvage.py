@@ -30,7 +30,12 @@ def salvage(data: Bytes, rules: RecordRules) -> tuple[Log, tuple[SequenceLog, ..
             # Records that contradict one another: what came before them is all that can be believed.
             lost.append(Finding.of(error))
             frozen.add(sequence)
-    return log, tuple(builder.finish(torn=True) for builder in builders), tuple(lost)
+    logs = tuple(builder.finish(torn=True) for builder in builders)
+    for number, (builder, found) in enumerate(zip(builders, logs)):
+        if found.tokens < builder.end:
+            text = f"tokens {found.tokens} to {builder.end - 1} of sequence {number} are lost"
+            lost.append(Finding("tokens-lost", text, {"sequence": number, "token": found.tokens}))
+    return log, logs, tuple(lost)
 
 
 def _walk(data: Bytes, rules: RecordRules, lost: list[Finding]) -> Log:

@@ -99,7 +99,7 @@ class SequenceBuilder:
 
     @property
     def end(self) -> int:
-        """Tokens that all layers have."""
+        """Tokens that all layers have, if every record can be read."""
         return min(self._ends.values(), default=0)
 
     def add(self, record: Record, sound: Sound | None = None) -> None:
