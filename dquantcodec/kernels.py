@@ -45,7 +45,7 @@ def cache_directory() -> Path:
 
 
 @lru_cache(maxsize=1)
-def _cache_is_writable() -> bool:
+def cache_is_writable() -> bool:
     """Asked once: Numba would fall back to a cache beside the source, which can go stale."""
     try:
         cache_directory().mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
     if not hasattr(compiled, "enable_caching"):  # NUMBA_DISABLE_JIT returns the plain function
         return function
-    if _cache_is_writable():
+    if cache_is_writable():
         # RuntimeError is Numba's word for "no writable place found".
         with contextlib.suppress(RuntimeError, OSError), _numba_cache_directory(cache_directory()):
             compiled.enable_caching()
