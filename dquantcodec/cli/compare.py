@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
@@ -13,6 +14,7 @@ from .decompress import present_layers
 from .options import (
     CommandParser,
     add_source_options,
+    check_output,
     check_source_options,
     common_options,
     layer_numbers,
@@ -48,6 +50,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--scale", type=float, help="scale of the attention logits (1/sqrt(head_dim))")
     parser.add_argument("--layers", type=layer_numbers, metavar="LIST", help="only these layers, as in 0-9,14")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--html", metavar="PAGE", help="write a page to look at: one file, no network needed")
     add_source_options(parser)
     parser.set_defaults(run=lambda args, console: run(parser, args, console))
 
@@ -58,6 +61,9 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
     from .table import quality_json, quality_table
 
     check_source_options(parser, args)
+    if args.html:
+        check_output(args.html, args.file)
+        check_output(args.html, args.original)
     with naming(args.file), open_file(args.file) as reader:
         wanted = list(present_layers(reader, args.layers))
         source = open_source(
@@ -70,6 +76,8 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
         rows = measure(source, reader, queries, console, scale=args.scale)
         sizes = reader.accounting()
         torn = bool(reader.torn)
+        if args.html:
+            write_page(args, source, reader, rows, console)
     if torn:
         console.warn(f"{args.file}: the file was not closed or lost its end [log-torn]")
     if args.json:
@@ -83,6 +91,18 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
         f"{ratio:.2f}x smaller than BF16"
     )
     return 0
+
+
+def write_page(
+    args: argparse.Namespace, source: KVSource, reader: Any, rows: list[LayerQuality], console: Console
+) -> None:
+    from .report import report_page
+
+    total = source.tokens * source.sequences * source.token_bytes
+    with progress(console, "drawing", total) as advance:
+        text = report_page(source, reader, rows, Path(args.file).name, advance)
+    Path(args.html).write_text(text, encoding="utf-8")
+    console.say(f"page: {args.html}")
 
 
 def check_geometry(source: KVSource, reader: Any) -> None:
