@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import DQuantError
 from .records import Record, RecordRules, payload_bytes
 from .scan import Log, indexed, later_records, own_record
-from .sequences import SequenceBuilder, SequenceLog, Sound
+from .sequences import SequenceBuilder, SequenceLog, Sound, finished
 from .structs import BLOCK, INDEX, PAGES, ROWS, Bytes, crc32c
 from .verify import Finding
 
@@ -17,7 +17,7 @@ def salvage(data: Bytes, rules: RecordRules) -> tuple[Log, tuple[SequenceLog, ..
     """
     lost: list[Finding] = []
     log = indexed(data, rules) or _walk(data, rules, lost)
-    builders = [SequenceBuilder(rules, gaps=True) for _ in range(rules.header.sequences)]
+    builders: dict[int, SequenceBuilder] = {}
     frozen: set[int] = set()
     for record in log.records:
         sequence = record.header.sequence
@@ -25,16 +25,16 @@ def salvage(data: Bytes, rules: RecordRules) -> tuple[Log, tuple[SequenceLog, ..
             continue
         sound = _sound(data, rules, record, lost)
         try:
-            builders[sequence].add(record, sound)
+            builders.setdefault(sequence, SequenceBuilder(rules, gaps=True)).add(record, sound)
         except DQuantError as error:
             # Records that contradict one another: what came before them is all that can be believed.
             lost.append(Finding.of(error))
             frozen.add(sequence)
-    logs = tuple(builder.finish(torn=True) for builder in builders)
-    for number, (builder, found) in enumerate(zip(builders, logs)):
-        if found.tokens < builder.end:
-            text = f"tokens {found.tokens} to {builder.end - 1} of sequence {number} are lost"
-            lost.append(Finding("tokens-lost", text, {"sequence": number, "token": found.tokens}))
+    logs = finished(builders, True, rules)
+    for number, builder in sorted(builders.items()):
+        if (first := logs[number].tokens) < builder.end:
+            text = f"tokens {first} to {builder.end - 1} of sequence {number} are lost"
+            lost.append(Finding("tokens-lost", text, {"sequence": number, "token": first}))
     return log, logs, tuple(lost)
 
 
