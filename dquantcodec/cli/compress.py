@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..attention_estimate import AttentionEstimate
+    from ..layer_budgets import LayerBudgets
     from ..plan import Plan
     from ..tensors import KVLayer, KVSource
 
@@ -60,10 +61,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("output", metavar="OUT", help="the .dqkv file to write")
     parser.add_argument(
         "--profile",
-        choices=tuple(PROFILES),
+        type=profile_or_file,
         default=DEFAULT_PROFILE,
         metavar="NAME",
-        help=f"bits/value and codec: {', '.join(PROFILES)} ({DEFAULT_PROFILE})",
+        help=f"bits/value and codec: {', '.join(PROFILES)} ({DEFAULT_PROFILE}), or a file that plan wrote (.json)",
     )
     parser.add_argument(
         "--recent", type=not_negative, default=128, metavar="N", help="newest tokens to keep exact (128)"
@@ -91,7 +92,16 @@ def add_nonfinite(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def profile_or_file(text: str) -> str:
+    """The name of a profile, or the path of a profile file; neither is opened here."""
+    if text not in PROFILES and not text.endswith(".json"):
+        known = ", ".join(repr(name) for name in PROFILES)
+        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {known}, or give a .json file)")
+    return text
+
+
 def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> int:
+    from ..layer_budgets import LayerBudgets
     from ..tensors import open_source
     from ..warm import DECODE, ENCODE, path_of
 
@@ -104,8 +114,10 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
         console.say(line)
     for number in args.exact_layers:
         source.layer(number)
+    budgets = None if args.profile in PROFILES else LayerBudgets.load(args.profile)
     settings = Settings(
-        profile=args.profile,
+        profile=budgets.profile if budgets else args.profile,
+        budgets=budgets,
         exact_layers=frozenset(args.exact_layers),
         sinks=args.sinks,
         recent=args.recent,
@@ -129,6 +141,7 @@ class Settings:
     """How to encode: everything ``compress`` may be told beyond input and output."""
 
     profile: str = DEFAULT_PROFILE
+    budgets: LayerBudgets | None = None
     exact_layers: Collection[int] = ()
     sinks: int | None = None
     recent: int = 128
@@ -195,14 +208,17 @@ def _fitted(layer: KVLayer, source: KVSource, settings: Settings) -> str | Plan:
 
     profile = Profile.named(settings.profile)
     coded = source.tokens - settings.leading - settings.recent
-    if not (profile.key.classes or profile.value.classes) or coded * source.sequences < LEAST_TOKENS:
+    budgets = settings.budgets
+    words = budgets.words(layer.number, layer.kv_heads, layer.head_dim) if budgets else None
+    fits = words or profile.key.classes or profile.value.classes
+    if not fits or coded * source.sequences < (1 if words else LEAST_TOKENS):
         return settings.profile
     sample: dict[str, list[NDArray[Any]]] = {"key": [], "value": []}
     for sequence, start, stop in sample_windows(coded, source.sequences, profile.window):
         part = (sequence, settings.leading + start, settings.leading + stop)
         for kind, arrays in sample.items():
-            arrays.append(_checked(source, layer, kind, part, settings.nonfinite)[0])
-    return fit_plan(profile, np.concatenate(sample["key"]), np.concatenate(sample["value"]))
+            arrays.append(read_finite(source, layer, kind, part, settings.nonfinite)[0])
+    return fit_plan(profile, np.concatenate(sample["key"]), np.concatenate(sample["value"]), words=words)
 
 
 def copy_tokens(source: KVSource, writer: Any, policy: str, advance: Advance, firsts: Sequence[int]) -> int:
@@ -215,7 +231,7 @@ def copy_tokens(source: KVSource, writer: Any, policy: str, advance: Advance, fi
             blocks: dict[str, list[NDArray[Any]]] = {"key": [], "value": []}
             for layer in source.layers:
                 for kind, arrays in blocks.items():
-                    block, changed = _checked(source, layer, kind, (sequence, start, stop), policy)
+                    block, changed = read_finite(source, layer, kind, (sequence, start, stop), policy)
                     arrays.append(block)
                     replaced += changed
             writer.append(blocks["key"], blocks["value"], sequence=sequence)
@@ -224,7 +240,7 @@ def copy_tokens(source: KVSource, writer: Any, policy: str, advance: Advance, fi
     return replaced
 
 
-def _checked(
+def read_finite(
     source: KVSource, layer: KVLayer, kind: str, part: tuple[int, int, int], policy: str
 ) -> tuple[NDArray[Any], int]:
     """One block of one tensor without NaN or infinity, and how many were replaced."""

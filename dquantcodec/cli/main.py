@@ -17,11 +17,11 @@ from types import FrameType
 from typing import NoReturn
 
 from ..errors import DeviceError, DQuantError
-from . import append, compare, compress, decompress, demo, info, repack, verify
+from . import append, compare, compress, decompress, demo, info, plan, repack, verify
 from .console import Console, locate, paint
 from .options import CommandParser, common_options
 
-COMMANDS = (demo, compress, append, decompress, info, verify, compare, repack)
+COMMANDS = (demo, compress, append, decompress, info, verify, compare, repack, plan)
 
 _SYSTEM_CODES = {
     errno.ENOENT: "not-found",
