@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import DQuantError
 from .records import Record, RecordRules, payload_bytes
 from .scan import Log, indexed, later_records, own_record
-from .sequences import SequenceBuilder, SequenceLog, Sound, finished
+from .sequences import SequenceBuilder, SequenceLog, Sound
 from .structs import BLOCK, INDEX, PAGES, ROWS, Bytes, crc32c
 from .verify import Finding
 
@@ -24,18 +24,21 @@ def salvage(data: Bytes, rules: RecordRules) -> tuple[Log, tuple[SequenceLog, ..
         if record.header.ignorable or sequence in frozen:
             continue
         sound = _sound(data, rules, record, lost)
+        if sequence not in builders:
+            builders[sequence] = SequenceBuilder(rules, gaps=True)
         try:
-            builders.setdefault(sequence, SequenceBuilder(rules, gaps=True)).add(record, sound)
+            builders[sequence].add(record, sound)
         except DQuantError as error:
             # Records that contradict one another: what came before them is all that can be believed.
             lost.append(Finding.of(error))
             frozen.add(sequence)
-    logs = finished(builders, True, rules)
-    for number, builder in sorted(builders.items()):
-        if (first := logs[number].tokens) < builder.end:
-            text = f"tokens {first} to {builder.end - 1} of sequence {number} are lost"
-            lost.append(Finding("tokens-lost", text, {"sequence": number, "token": first}))
-    return log, logs, tuple(lost)
+    logs = {number: builder.finish(torn=True) for number, builder in builders.items()}
+    for number, found in sorted(logs.items()):
+        if found.tokens < builders[number].end:
+            text = f"tokens {found.tokens} to {builders[number].end - 1} of sequence {number} are lost"
+            lost.append(Finding("tokens-lost", text, {"sequence": number, "token": found.tokens}))
+    empty = SequenceBuilder(rules).finish(torn=True)
+    return log, tuple(logs.get(number, empty) for number in range(rules.header.sequences)), tuple(lost)
 
 
 def _walk(data: Bytes, rules: RecordRules, lost: list[Finding]) -> Log:

@@ -7,7 +7,7 @@ again.  Every record adds at most two stretches and every stretch goes once, so 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -64,6 +64,7 @@ def sequences(records: Iterable[Record], torn: bool, rules: RecordRules) -> tupl
     In a ``torn`` log a sequence ends where the shorter of coded and exact layers ends.  Raises :class:`FormatError`
     (``coverage-tokens``, ``coverage-order``).
     """
+    # Only sequences with records get an object of their own: a header of a few bytes may promise many.
     builders: dict[int, SequenceBuilder] = {}
     for record in records:
         if not record.header.ignorable:
@@ -71,14 +72,9 @@ def sequences(records: Iterable[Record], torn: bool, rules: RecordRules) -> tupl
             if number not in builders:
                 builders[number] = SequenceBuilder(rules)
             builders[number].add(record)
-    return finished(builders, torn, rules)
-
-
-def finished(builders: Mapping[int, SequenceBuilder], torn: bool, rules: RecordRules) -> tuple[SequenceLog, ...]:
-    """All sequences of the file; those without records, of which there may be many, are one object."""
-    empty = SequenceLog(0, (), (), 0)
-    numbers = range(rules.header.sequences)
-    return tuple(builders[number].finish(torn) if number in builders else empty for number in numbers)
+    logs = {number: builder.finish(torn) for number, builder in builders.items()}
+    empty = SequenceBuilder(rules).finish(torn)
+    return tuple(logs.get(number, empty) for number in range(rules.header.sequences))
 
 
 @dataclass(frozen=True)
