@@ -214,7 +214,9 @@ def main() -> None:
             rows.append(measure(name, lengths, profile, pool, bf16))
             torch.cuda.empty_cache()
             print(json.dumps(rows[-1]), flush=True)
-    result = {"command": " ".join(["python benchmarks/gpu/attend.py", *sys.argv[1:]]), **machine(), "rows": rows}
+    # Where results lie is written as in a checkout, wherever this ran.
+    arguments = [f"benchmarks/results/{Path(a).name}" if a == str(chosen.out) else a for a in sys.argv[1:]]
+    result = {"command": " ".join(["python benchmarks/gpu/attend.py", *arguments]), **machine(), "rows": rows}
     if chosen.out:
         chosen.out.write_text(json.dumps(result, indent=1) + "\n")
 
