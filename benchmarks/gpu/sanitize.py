@@ -2,8 +2,8 @@
 
     compute-sanitizer --tool memcheck|racecheck|initcheck|synccheck python benchmarks/gpu/sanitize.py
 
-Whole and cut windows, both coders, all forms of the rotation, damaged pages, and appending.  Exits 1 if bytes differ
-between two runs.
+Whole and cut windows, both coders, all forms of the rotation, damaged pages, appending, and attention over pages in
+scattered order with exact tokens.  Exits 1 if bytes differ between two runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from dquantcodec.codec import Pages
 from dquantcodec.cuda import Cache, Codec
+from dquantcodec.cuda.attend import PageAttention
 
 CASES = (("2.26", 2, 64), ("2.26", 2, 80), ("paper-2.26", 2, 64), ("paper-1.96", 1, 192), ("3.0", 1, 256))
 TOKENS = 145
@@ -48,11 +49,32 @@ def append() -> None:
         cache.append(x[0, :2], x[1, :2])
 
 
+def attend(name: str, heads: int, head_dim: int, lengths: tuple[int, ...]) -> bool:
+    codec, rng = Codec(name, heads, head_dim), np.random.default_rng(1)
+    window = codec.plan.window
+    counts = [-(-length // window) for length in lengths]
+    x = rng.standard_normal((2, sum(counts) * window, heads, head_dim)).astype(np.float16)
+    pages = codec.encode(*cupy.asarray(x)).data
+    table = np.full((len(lengths), max(counts)), -1, np.int32)
+    order = rng.permutation(sum(counts)).astype(np.int32)
+    for row, count, end in zip(table, counts, np.cumsum(counts)):
+        row[:count] = order[end - count : end]
+    attention = PageAttention(codec.plan, len(lengths), 4 * heads, dtype="float16")
+    query = cupy.asarray(rng.standard_normal((len(lengths), 1, 4 * heads, head_dim)).astype(np.float16))
+    exact = cupy.asarray(rng.integers(0, 1 << 14, (2, len(lengths), 5, heads, head_dim)).astype(np.uint16))
+    tail = exact[0], exact[1], cupy.asarray([3] * len(lengths), cupy.int32)
+    arrays = query, pages, cupy.asarray(table), cupy.asarray(lengths, cupy.int32)
+    first, second = (attention(*arrays, tail=tail)[0].copy() for _ in range(2))
+    return bool((first.view(cupy.uint16) == second.view(cupy.uint16)).all())
+
+
 def main() -> None:
     same = True
     for case in CASES:
         same &= run(*case)
     append()
+    for name in ("2.26", "paper-2.26"):
+        same &= attend(name, 2, 128, (700, 0, 33))
     cupy.cuda.Device().synchronize()
     print("same bytes twice" if same else "bytes differ between runs")
     sys.exit(not same)
