@@ -19,7 +19,7 @@ from ..page import KINDS, PageLayout
 from ..plan import Plan, StreamPlan, plan_of
 from ..profile import DEFAULT_PROFILE, Profile
 from ..status import EXPLANATIONS, REASONS
-from . import arrays, params
+from . import arrays
 from .decoder import Decoder, DecodeTables
 from .device import Device, device, stream_of
 from .encoder import Encoder, EncodeTables

@@ -11,7 +11,7 @@ from ..profile import TILE
 from . import params
 from .arrays import View
 from .device import Device, cupy, kernel
-from .group_decode import GROUP_DECODE, SHARED_WINDOWS, group_decode_arrays, group_decode_launch
+from .group_decode import GROUP_DECODE, group_decode_arrays, group_decode_launch
 from .launches import decode_launch
 from .tables import decode_arrays
 
@@ -35,7 +35,6 @@ class DecodeTables:
             self.record[name] = array.data.ptr
         self.record["window_bytes"] = self.arrays["windows"].nbytes
         self.record["groups_each"] = len(stream.grouping.letters)
-        self.record["shared_windows"] = self.arrays["windows"].nbytes <= SHARED_WINDOWS
 
     def rows(self, record: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The part of ``record`` that all decoders have."""

@@ -22,7 +22,8 @@ from .params import DECODE
 GROUP_DECODE = np.dtype(
     [("rows", DECODE)]
     + [(name, np.uint64) for name in ("windows", "groups", "channels", "heads", "multipliers", "offsets")]
-    + [(name, np.int32) for name in ("window_bytes", "groups_each", "shared_windows", "reserved")]
+    + [(name, np.int32) for name in ("window_bytes", "groups_each")]
+    + [("reserved", np.int32, 2)]
 )
 assert GROUP_DECODE.itemsize == 200
 
@@ -116,6 +117,7 @@ def group_decode_launch(plan: Plan, kind: str, dtype: str, shared: int = SHARED_
         "SUBSTREAMS": stream.substreams,
         "STATES": grouping.states,
         "MEAN": int(stream.mean),
+        "SHARED_WINDOWS": int(tables > 0),
         "ELEMENT": ELEMENTS[dtype],
         "WARPS": warps,
         "BLOCKS": residents,

@@ -1,9 +1,9 @@
 // Decoding grouped streams (specification, clauses 6.6 and 6.7): pages to rows.
 //
-// A warp takes one sub-stream of one tile, a lane one token.  All lanes read the same group at the same time, so tables,
-// fields and channels are the same for a whole warp.  Levels of a head go to the places of their channels in shared
-// memory, then eight lanes take a token each time: nothing is rotated.  Shapes and tables are data; one kernel serves
-// all layers of a geometry.
+// A warp takes one sub-stream of one tile, a lane one token.  All lanes read the same group at the same time, so
+// tables, fields and channels are the same for a whole warp.  Levels of a head go to the places of their channels in
+// shared memory, then eight lanes take a token each time: nothing is rotated.  Shapes and tables are data; one kernel
+// serves all layers of a geometry.
 #pragma once
 
 #include "dquant/decode.cuh"
@@ -11,6 +11,7 @@
 namespace dquant {
 
 constexpr int GROUP_LETTERS_AT_ONCE = 8;
+constexpr int MOST_GROUP_FIELDS = 4;
 constexpr u32 LENGTH_MASK = 15;
 
 // Shared with NumPy.
@@ -24,8 +25,7 @@ struct GroupDecodeParams {
     const float* offsets;      // [H, D]: minus the middle level times the gain
     i32 window_bytes;          // a multiple of 16
     i32 groups_each;           // groups of a head
-    i32 shared_windows;        // whether the windows are copied to shared memory
-    i32 reserved;
+    i32 reserved[2];
 };
 static_assert(sizeof(GroupDecodeParams) == 200, "shared with NumPy");
 
@@ -43,7 +43,7 @@ struct Group {
 
 template <class C> struct GroupShape {
     static constexpr int vectors = (C::head_dim + 63) / 64;  // of eight channels, that a lane takes of a token
-    // An odd number of words, so that lanes that write to different tokens never meet in a bank; and a place for nothing.
+    // An odd number of words, so that lanes that write to different tokens never meet in a bank.
     static constexpr int levels_pitch = 64 * vectors + 4;
     static constexpr bool staged = Shape<C>::stream_bytes <= 24 * 1024;
     static constexpr int words_bytes = staged ? Shape<C>::stream_bytes : 0;
@@ -77,25 +77,32 @@ DQ_DEVICE void read_letters(PrefixReader<C>& reader, const Group& group, u32& st
 // A head of a token's levels to the places of their channels in its row.
 template <class C>
 DQ_DEVICE void read_grouped_head(
-    const GroupDecodeParams& params, const u16* windows, PrefixReader<C>& reader, u32& state, int coded_head, u8* levels) {
+    const GroupDecodeParams& params, const u16* windows, PrefixReader<C>& reader, u32& state, int coded_head,
+    u8* levels) {
     const Vector16* records = params.groups + (i64)coded_head * params.groups_each;
+    const Vector16* channels = (const Vector16*)params.channels;
+    Vector16 next = records[0];
 #pragma unroll 1
     for (int g = 0; g < params.groups_each; ++g) {
-        const Group group(records[g], windows);
+        const Group group(next, windows);
+        // What the group and the one behind it need is on its way while letters are looked up.
+        if (g + 1 < params.groups_each) next = records[g + 1];
+        Vector16 places[MOST_GROUP_FIELDS];
+#pragma unroll
+        for (int f = 0; f < MOST_GROUP_FIELDS; ++f)
+            if (f < group.fields) places[f] = channels[group.first + f];
         u32 entries[GROUP_LETTERS_AT_ONCE];
         read_letters<C>(reader, group, state, entries);
-        u32 shifts = group.shifts;
-#pragma unroll 1
-        for (int f = 0; f < group.fields; ++f) {
-            // Of the last field, bits of a state stand above the level; nobody looks at them: a byte is stored.
-            const u32 shift = shifts & 15, width = shifts >> 4 & 15;
-            shifts >>= 8;
+#pragma unroll
+        for (int f = 0; f < MOST_GROUP_FIELDS; ++f) {
+            if (f >= group.fields) break;
+            const u32 shift = group.shifts >> (8 * f) & 15, width = group.shifts >> (8 * f + 4) & 15;
             const u32 mask = (1u << width) - 1;
-            const Vector16 at = ((const Vector16*)params.channels)[group.first + f];
-            const u32 pairs[4] = {at.x, at.y, at.z, at.w};
+            const u32 pairs[4] = {places[f].x, places[f].y, places[f].z, places[f].w};
 #pragma unroll
             for (int i = 0; i < GROUP_LETTERS_AT_ONCE; ++i)
-                if (i < group.letters) levels[pairs[i / 2] >> (16 * (i % 2)) & 0xFFFF] = (u8)(entries[i] >> shift & mask);
+                if (i < group.letters)
+                    levels[pairs[i / 2] >> (16 * (i % 2)) & 0xFFFF] = (u8)(entries[i] >> shift & mask);
         }
     }
 }
@@ -121,7 +128,7 @@ DQ_DEVICE void store_levels(
             offset[i] = params.offsets[d];
             mean[i] = C::mean ? mean_scale * (float)(i8)page[of.at.mean_at + d] : 0.0f;
         }
-#pragma unroll 1
+#pragma unroll 2
         for (int begin = 0; begin < LANES; begin += 4) {
             const int token = begin + lane / 8;
             const float token_scale = from_lane(scale, token);
@@ -130,10 +137,14 @@ DQ_DEVICE void store_levels(
             float y[8];
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                const float level = (float)((i < 4 ? low : high) >> (8 * (i % 4)) & 255);
-                y[i] = add_exact_product(level, multiplier[i], offset[i]) * token_scale;
+                // A byte below the bits of 2**23: less work than a conversion.
+                const u32 bits = permute_bytes(i < 4 ? low : high, 0x4B000000u, 0x7440 + i % 4);
+                y[i] = add_exact_product(bits_float(bits) - 8388608.0f, multiplier[i], offset[i]) * token_scale;
                 if (C::mean) y[i] += mean[i];
-                if (exponent) y[i] = scale_float(y[i], exponent);
+            }
+            if (exponent) {
+#pragma unroll
+                for (int i = 0; i < 8; ++i) y[i] = scale_float(y[i], exponent);
             }
             if (token < rows.first || token >= rows.last) continue;
             Stored* out = rows.out + token * rows.token_stride + first;
@@ -204,7 +215,7 @@ template <class C, class Element>
 DQ_DEVICE void decode_grouped_block(
     const GroupDecodeParams& params, u8* shared, int block, int blocks, int thread, int threads) {
     const u16* windows = params.windows;
-    if (params.shared_windows) {
+    if constexpr (C::shared_windows) {
         copy_vectors(shared, windows, params.window_bytes, thread, threads);
         windows = (const u16*)shared;
         shared += params.window_bytes;
