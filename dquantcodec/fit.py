@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from .grouping import (
     MAX_GROUP_LETTERS,
     Grouping,
     Table,
+    mean_bits,
     zero_bits,
 )
 from .mid_tread import FILL
@@ -80,7 +82,7 @@ def fit_plan(
         fitted[kind] = fit_stream(x, getattr(profile, kind), plan, stream)
         if fitted[kind].grouping is None:
             check_capacity(kind, fitted[kind], plan.kv_heads, plan.head_dim)
-    return replace(plan, key=fitted["key"], value=fitted["value"])
+    return with_heads_in_one_order(replace(plan, key=fitted["key"], value=fitted["value"]))
 
 
 def sample_windows(tokens: int, sequences: int, window: int) -> Iterator[tuple[int, int, int]]:
@@ -166,7 +168,7 @@ class _Found:
             [self.order[:, band.first : band.first + band.letters] for group in self.groups for band in group], axis=1
         )
         choice = np.array([[used.index(self.tables[t]) for t in row] for row in self.wanted], np.uint8)
-        heads_in_order = balanced(self.bits, substreams)
+        heads_in_order = balanced([self.bits], substreams)
         channels = rows + np.arange(heads)[:, None] * dim
         return Grouping(
             head_dim=dim,
@@ -180,14 +182,50 @@ class _Found:
         )
 
 
-def balanced(bits: list[float], substreams: int) -> list[int]:
-    """Heads in an order that cuts into parts of nearly equal ``bits``: the dearest next, to the part with most room."""
-    size = len(bits) // substreams
+def balanced(bits: Sequence[Sequence[float]], substreams: int) -> list[int]:
+    """Heads in an order that cuts into parts of nearly equal ``bits``, of which there may be several rows.
+
+    The dearest comes next, to the part that is then least full.
+    """
+    shares = np.array(bits, np.float64)
+    shares /= np.maximum(shares.mean(axis=1, keepdims=True), 1e-300)
+    size = shares.shape[1] // substreams
     parts: list[list[int]] = [[] for _ in range(substreams)]
-    for head in sorted(range(len(bits)), key=lambda h: -bits[h]):
-        open_parts = [part for part in parts if len(part) < size]
-        min(open_parts, key=lambda part: sum(bits[h] for h in part)).append(head)
+    full = np.zeros((substreams, len(shares)))
+    for head in sorted(range(shares.shape[1]), key=lambda h: -shares[:, h].max()):
+        part = min(
+            (i for i in range(substreams) if len(parts[i]) < size), key=lambda i: (full[i] + shares[:, head]).max()
+        )
+        parts[part].append(head)
+        full[part] += shares[:, head]
     return [head for part in parts for head in sorted(part)]
+
+
+def with_heads_in_one_order(plan: Plan) -> Plan:
+    """``plan`` with the heads of keys and values in one order, which fused attention on a GPU takes for granted.
+
+    Rotated kinds have no other order than that of heads.
+    """
+    grouped = {kind: stream for kind in KINDS if (stream := getattr(plan, kind)).grouping is not None}
+    if not grouped or plan.key.substreams == 1:
+        return plan
+    if len(grouped) == 1:
+        heads = list(range(plan.kv_heads))
+    else:
+        bits = []
+        for stream in grouped.values():
+            of_place = mean_bits(stream.grouping)
+            places = np.argsort(stream.grouping.order[:, 0])
+            bits.append(of_place[places].tolist())
+        heads = balanced(bits, plan.key.substreams)
+    changed = {}
+    for kind, stream in grouped.items():
+        places = np.argsort(stream.grouping.order[:, 0])[heads]
+        grouping = stream.grouping
+        changed[kind] = replace(
+            stream, grouping=replace(grouping, choice=grouping.choice[places], order=grouping.order[places])
+        )
+    return replace(plan, **changed)
 
 
 class _Search:
@@ -250,14 +288,26 @@ class _Search:
 
 
 def join(bands: list[_Band], most_bits: int) -> list[list[_Band]]:
-    """Bands into groups of at most ``most_bits`` and four fields: the widest first, each where it first fits."""
+    """Bands into groups of at most ``most_bits`` and four fields, as few as it takes: the widest first, with those that
+    leave least room."""
     groups: list[list[_Band]] = []
-    for band in sorted(bands, key=lambda band: (-band.letters, -band.field_bits)):
-        for group in groups:
-            bits = sum(b.field_bits for b in group) + band.field_bits
-            if group[0].letters == band.letters and len(group) < MAX_FIELDS and bits <= most_bits:
-                group.append(band)
-                break
-        else:
-            groups.append([band])
+    rest = sorted(bands, key=lambda band: (-band.letters, -band.field_bits))
+    while rest:
+        first = rest.pop(0)
+        fitting = [band for band in rest if band.letters == first.letters]
+        room = most_bits - first.field_bits
+        best: tuple[int, ...] = ()
+        for count in range(1, MAX_FIELDS):
+            # Widths instead of bands: of a width the first is as good as any.
+            for widths in combinations_with_replacement(sorted({b.field_bits for b in fitting}, reverse=True), count):
+                enough = all(sum(b.field_bits == w for b in fitting) >= n for w, n in Counter(widths).items())
+                if enough and sum(best) < sum(widths) <= room:
+                    best = widths
+        group = [first]
+        for width in best:
+            band = next(b for b in fitting if b.field_bits == width)
+            group.append(band)
+            fitting.remove(band)
+            rest.remove(band)
+        groups.append(group)
     return groups

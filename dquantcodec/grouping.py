@@ -209,6 +209,11 @@ def table_lengths(classes: tuple[Levels, ...], precision: int, states: int = 1) 
     Letter ``m0 + M0 * (m1 + M1 * ...)``, levels from 0.  For every state the best prefix code for independent fields,
     its weights the exact products of frequencies.
     """
+    return np.concatenate([tables.package_merge(row, precision) for row in letter_weights(classes, states)])
+
+
+def letter_weights(classes: tuple[Levels, ...], states: int = 1) -> NDArray[np.int64]:
+    """Products of frequencies int64 ``[states, letters]`` of fields of these classes."""
     quantisers, _, _ = letter_paths([c.most for c in classes], [bool(c.second) for c in classes], states)
     weights = np.ones(quantisers.shape[:2], np.int64)
     rest = np.arange(quantisers.shape[1])
@@ -216,7 +221,7 @@ def table_lengths(classes: tuple[Levels, ...], precision: int, states: int = 1) 
         of = np.array([levels.weights, levels.second or levels.weights], np.int64)
         weights *= of[quantisers[:, :, f], rest % len(levels.weights)]
         rest = rest // len(levels.weights)
-    return np.concatenate([tables.package_merge(row, precision) for row in weights])
+    return weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,4 +304,17 @@ def zero_bits(grouping: Grouping) -> NDArray[np.int64]:
     zero = [sum(m * s for m, s in zip(row, strides.tolist())) for row, strides in zip(most, arrays.strides)]
     lengths = arrays.lengths[arrays.first + np.array(zero)].astype(np.int64)
     bits: NDArray[np.int64] = (lengths[grouping.choice] * np.array(grouping.letters)).sum(axis=1)
+    return bits
+
+
+def mean_bits(grouping: Grouping) -> NDArray[np.float64]:
+    """Bits of every head, in coded order, of a token whose levels are as frequent as their classes say."""
+    arrays = group_arrays(grouping)
+    means = []
+    for table, first, count in zip(grouping.tables, arrays.first, arrays.letters):
+        classes = tuple(grouping.classes[c] for c in table.classes)
+        weights = letter_weights(classes, grouping.states)
+        lengths = arrays.lengths[first : first + grouping.states * count].reshape(weights.shape)
+        means.append(float((weights * lengths.astype(np.float64)).sum() / weights.sum()))
+    bits: NDArray[np.float64] = (np.array(means)[grouping.choice] * np.array(grouping.letters)).sum(axis=1)
     return bits

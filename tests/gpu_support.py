@@ -35,8 +35,8 @@ def needs_compiler() -> str:
 
 
 @lru_cache(maxsize=256)
-def build(options: tuple[str, ...], folder: str) -> ctypes.CDLL:
-    """The kernels for one set of options, cached in ``folder`` by what they are built from."""
+def build(options: tuple[str, ...], folder: str, source: str = "kernels.cpp") -> ctypes.CDLL:
+    """The kernels of ``gpu/host/SOURCE`` for one set of options, cached in ``folder`` by what they are built from."""
     # What only matters to a device is left out, so that one library serves several launches.
     device_only = ("-DDQ_WARPS=", "-DDQ_BLOCKS=")
     options = tuple(option for option in options if not option.startswith(device_only))
@@ -49,7 +49,7 @@ def build(options: tuple[str, ...], folder: str) -> ctypes.CDLL:
     files = sorted(
         path for folder in (root, HOST) for path in folder.rglob("*") if path.suffix in (".cuh", ".cu", ".h", ".cpp")
     )
-    digest = hashlib.sha256(" ".join((*BUILD, *options)).encode())
+    digest = hashlib.sha256(" ".join((*BUILD, source, *options)).encode())
     for path in files:
         digest.update(path.read_bytes())
     library = Path(folder) / f"kernels-{digest.hexdigest()[:24]}.so"
@@ -57,7 +57,7 @@ def build(options: tuple[str, ...], folder: str) -> ctypes.CDLL:
         library.parent.mkdir(parents=True, exist_ok=True)
         command = [
             needs_compiler(), *BUILD, "-Wall", "-Wno-unknown-pragmas", "-Wno-unused-variable", *options,
-            f"-I{root / 'include'}", f"-I{HOST}", str(HOST / "kernels.cpp"),
+            f"-I{root / 'include'}", f"-I{HOST}", str(HOST / source),
             "-o", str(library.with_suffix(".part")),
         ]  # fmt: skip
         subprocess.run(command, check=True)

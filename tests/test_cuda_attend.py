@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,12 @@ import pytest
 from gpu_support import HOST
 from numpy.typing import NDArray
 
-from dquantcodec import Codec, Profile, StreamProfile
-from dquantcodec.cuda import arrays, nvrtc, sources
+from dquantcodec import Codec, Profile, StreamProfile, fit_plan
+from dquantcodec.cuda import arrays, attend_launch, nvrtc, sources
 from dquantcodec.cuda import attend as device_attend
 from dquantcodec.cuda.device import Device
 from dquantcodec.errors import DeviceError, InputError, UnsupportedError
+from dquantcodec.fit import with_heads_in_one_order
 from dquantcodec.letters import letter_table
 from dquantcodec.page import PageLayout
 from dquantcodec.plan import Plan, make_plan
@@ -46,6 +48,8 @@ class Geometry:
     sliding_window: int = 0
     soft_cap: float = 0.0
     spread: float = 1.0
+    #: Variance classes: "" for none, the kinds that have them otherwise.
+    classes: str = ""
 
     @property
     def masked(self) -> bool:
@@ -54,13 +58,34 @@ class Geometry:
     @property
     def plan(self) -> Plan:
         profile = Profile.named(self.profile) if isinstance(self.profile, str) else self.profile
-        return make_plan(profile, self.kv_heads, self.head_dim)
+        return fitted(profile, self.kv_heads, self.head_dim, self.classes)
 
-    def launch(self, shared: int) -> device_attend.AttendLaunch:
-        return device_attend.attend_launch(
+    def launch(self, shared: int) -> attend_launch.AttendLaunch:
+        return attend_launch.attend_launch(
             self.plan, self.group, self.positions, self.dtype, masked=self.masked, soft_cap=self.soft_cap > 0,
             warps=self.warps, shared=shared,
         )  # fmt: skip
+
+
+def channel_spread(kv_heads: int, head_dim: int) -> Array:
+    """Standard deviations ``[2, 1, H, D]`` of channels of keys and values, as unlike as real ones."""
+    spread = np.exp(0.8 * np.random.default_rng(kv_heads).standard_normal((2, 1, kv_heads, head_dim)))
+    return spread.astype(np.float32)
+
+
+@lru_cache(maxsize=32)
+def fitted(profile: Profile, kv_heads: int, head_dim: int, classes: str) -> Plan:
+    plan = make_plan(profile, kv_heads, head_dim)
+    if not classes:
+        return plan
+    shape = (2, 384, kv_heads, head_dim)
+    x = np.random.default_rng(9).standard_normal(shape).astype(np.float32) * channel_spread(kv_heads, head_dim)
+    found = fit_plan(profile, *x)
+    assert found.key.grouping is not None and found.value.grouping is not None
+    if classes != "both":
+        other = "value" if classes == "key" else "key"
+        found = with_heads_in_one_order(replace(found, **{other: getattr(plan, other)}))
+    return found
 
 
 #: Offsets as well as scales, even numbers of levels, letters of two and of four, one stream a token.
@@ -97,6 +122,19 @@ GEOMETRIES = {
     "3.0": Geometry(profile="3.0", kv_heads=4),
     "paper-2.26": Geometry(profile="paper-2.26", kv_heads=4, dtype="float32"),
     "min-max grids": Geometry(profile=MIN_MAX, kv_heads=4, dtype="float32"),
+    "classes": Geometry(classes="both"),
+    "classes, peaked": Geometry(classes="both", kv_heads=4, dtype="float32", spread=2.0),
+    "classes, 8 warps": Geometry(classes="both", kv_heads=2, warps=8),
+    "classes, 14 warps": Geometry(classes="both", kv_heads=2, warps=14),
+    "classes, group of 16": Geometry(classes="both", kv_heads=2, group=16, head_dim=64),
+    "classes, head size 96": Geometry(classes="both", kv_heads=2, group=3, head_dim=96, positions=2),
+    "classes, head size 256": Geometry(classes="both", kv_heads=2, group=1, head_dim=256),
+    "classes, one head": Geometry(classes="both", kv_heads=1, group=7, head_dim=64),
+    "classes, window of 100": Geometry(classes="both", kv_heads=2, sliding_window=100, soft_cap=20.0),
+    "classes, 3.0": Geometry(classes="both", profile="3.0", kv_heads=2),
+    "classes, trellis": Geometry(classes="both", profile="2.26-t", kv_heads=2),
+    "classes, rotated keys": Geometry(classes="value", kv_heads=2),
+    "classes, rotated values": Geometry(classes="key", kv_heads=2, head_dim=96, dtype="float32"),
 }
 
 
@@ -112,45 +150,48 @@ COMPILED = [
     *((name, "sm_90") for name in ("head size 96", "head size 256", "one head", "four positions", "soft cap", "3.0")),
     ("min-max grids", "sm_80"),
     ("paper-2.26", "sm_90"),
+    ("classes", "sm_90"),
+    ("classes, window of 100", "sm_80"),
+    ("classes, trellis", "sm_90"),
 ]
 
 
 @pytest.mark.parametrize(("name", "architecture"), COMPILED)
 def test_compiles_and_agrees_on_shared_memory(name: str, architecture: str) -> None:
     compiler()
-    launch = GEOMETRIES[name].launch(device_attend.BLOCK_SHARED_BYTES[architecture])
-    assert launch.shape.shared_bytes <= device_attend.BLOCK_SHARED_BYTES[architecture]
+    launch = GEOMETRIES[name].launch(attend_launch.BLOCK_SHARED_BYTES[architecture])
+    assert launch.shape.shared_bytes <= attend_launch.BLOCK_SHARED_BYTES[architecture]
     # The kernel asserts that sizes of page and shared memory are what the options say.
-    assert len(nvrtc.compile_kernel("attend", launch.options, architecture)) > 1000
+    assert len(nvrtc.compile_kernel(launch.name, launch.options, architecture)) > 1000
 
 
 def test_the_default_fills_a_multiprocessor() -> None:
-    launch = GEOMETRIES["default"].launch(device_attend.BLOCK_SHARED_BYTES["sm_90"])
-    assert launch.shape.warps == 16
+    for name in ("default", "classes"):
+        assert GEOMETRIES[name].launch(attend_launch.BLOCK_SHARED_BYTES["sm_90"]).shape.warps == 16
 
 
 @pytest.mark.parametrize("profile", ["2.26", "1.96", "3.0"])
 def test_device_tables_hold_lengths_and_fields(profile: str) -> None:
     plan = make_plan(Profile.named(profile), 8, 128)
     for stream in (plan.key, plan.value):
-        table = device_attend.device_table(stream, plan.head_dim).astype(int)
-        shape = device_attend.StreamShape.of(stream, plan.head_dim)
+        table = attend_launch.device_table(stream, plan.head_dim).astype(int)
+        crowded = attend_launch.crowded(stream)
         window = prefix_table(stream).window
-        mask = 15 if shape.crowded else 31
+        mask = 15 if crowded else 31
         assert np.array_equal(table & mask, window & 15)
-        assert np.array_equal(table >> (4 if shape.crowded else 6), window >> 4)
-        if not shape.crowded:
+        assert np.array_equal(table >> (4 if crowded else 6), window >> 4)
+        if not crowded:
             # Positions are sums of entries whose bit 5 says that a word has ended.
             assert not (table & 0x30).any()
-        assert letter_table(stream, plan.head_dim).field_bits * stream.letter <= (12 if shape.crowded else 10)
+        assert letter_table(stream, plan.head_dim).field_bits * stream.letter <= (12 if crowded else 10)
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 def test_rotation_by_matrix(head_dim: int) -> None:
     plan = make_plan(Profile.named("2.26"), 2, head_dim)
     x = np.random.default_rng(0).standard_normal((5, 2, head_dim)).astype(np.float32)
-    factors = device_attend.rotation_factors(plan)
-    matrix = device_attend.rotation_matrix(head_dim).astype(np.float64)
+    factors = attend_launch.rotation_factors(plan)
+    matrix = attend_launch.rotation_matrix(head_dim).astype(np.float64)
     assert np.abs(matrix).max() == 1
     assert np.allclose((x * factors) @ matrix, rotate(x, plan.signs), atol=1e-5)
     # Its transpose undoes it, block by block.
@@ -159,12 +200,12 @@ def test_rotation_by_matrix(head_dim: int) -> None:
 
 def test_plans_that_kernels_do_not_take() -> None:
     with pytest.raises(UnsupportedError, match="frequencies below 1024"):
-        device_attend.attend_launch(make_plan(Profile.named("paper-1.96"), 8, 128), 4)
+        attend_launch.attend_launch(make_plan(Profile.named("paper-1.96"), 8, 128), 4)
     with pytest.raises(UnsupportedError, match="multiples of 32"):
-        device_attend.attend_launch(make_plan(Profile.named("2.26"), 8, 80), 4)
+        attend_launch.attend_launch(make_plan(Profile.named("2.26"), 8, 80), 4)
     means = Profile(key=StreamProfile(9, 330, precision=13), value=StreamProfile(7, 240, mean=True))
     with pytest.raises(UnsupportedError, match="means"):
-        device_attend.attend_launch(make_plan(means, 8, 128), 4)
+        attend_launch.attend_launch(make_plan(means, 8, 128), 4)
 
 
 @dataclass
@@ -202,6 +243,8 @@ class Batch:
                 keys = keys * rng.uniform(0.5, 1.5, (length, 1, 1)).astype(np.float32) + rng.standard_normal(
                     (1, g.kv_heads, g.head_dim)
                 ).astype(np.float32)
+                if g.classes:
+                    keys, values = (keys, values) * channel_spread(g.kv_heads, g.head_dim)
             pages = codec.encode(keys, values)
             for i, page in enumerate(pages.data):
                 number, free = free[0], free[1:]
@@ -284,7 +327,7 @@ class Batch:
         """The same kernels, compiled for the host: blocks of one warp, one after another."""
         g = self.geometry
         launch = replace(g, warps=1).launch(1 << 20)
-        library = host_library(launch.options, folder)
+        library = host_library(launch, folder)
         shape, plan = launch.shape, g.plan
         slots = blocks + len(self.lengths) * shape.groups
         pool = np.full(self.pool.size + 16, 0xFF, np.uint8)
@@ -294,10 +337,7 @@ class Batch:
             "pages": pool,
             "block_table": self.table,
             "lengths": np.array(self.lengths, np.int32),
-            "key_table": device_attend.device_table(plan.key, plan.head_dim),
-            "value_table": device_attend.device_table(plan.value, plan.head_dim),
-            "factors": device_attend.rotation_factors(plan),
-            "matrix": device_attend.rotation_matrix(plan.head_dim),
+            **attend_launch.attend_memory(plan),
             "query": self.device_query(),
             "partial": np.full(slots * shape.partial_floats, np.nan, np.float32),
             "state": np.full(slots * shape.state_floats, np.nan, np.float32),
@@ -306,7 +346,7 @@ class Batch:
         }
         if g.dtype == "float32":
             arrays["out"] = np.full(self.query.shape, np.nan, np.float32)
-        params = np.zeros((), device_attend.ATTEND)
+        params = attend_launch.attend_params(plan, launch)
         for name, (keys, values, counts) in self.exact_arrays().items():
             kind = "sink" if name == "sinks" else "tail"
             arrays |= {f"{kind}_keys": keys, f"{kind}_values": values, f"{kind}_lengths": counts}
@@ -357,20 +397,20 @@ def check(batch: Batch, got: tuple[Array, Array], want: tuple[Array, Array]) -> 
         assert np.abs(lse - want[1][b]).max() < 1e-2, (b, batch.lengths[b])
 
 
-def host_library(options: tuple[str, ...], folder: Path) -> ctypes.CDLL:
-    """The kernels of ``gpu/host/attend.cpp``, compiled once for each set of -D options."""
+def host_library(launch: attend_launch.AttendLaunch, folder: Path) -> ctypes.CDLL:
+    """The kernels of ``gpu/host``, compiled once for each set of -D options."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no host C++ compiler: g++ is missing")
     if not HOST.is_dir():
         pytest.skip("gpu/host is not beside the tests")
-    defined = [option for option in options if option.startswith("-D")]
-    library = folder / f"attend-{hashlib.sha256(repr(defined).encode()).hexdigest()[:16]}.so"
+    defined = [option for option in launch.options if option.startswith("-D")]
+    library = folder / f"{launch.name}-{hashlib.sha256(repr(defined).encode()).hexdigest()[:16]}.so"
     if not library.is_file():
         root = sources.root()
         command = [
             compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-fcf-protection=none", *defined,
-            f"-I{root / 'include'}", f"-I{HOST}", str(HOST / "attend.cpp"), "-o", str(library),
+            f"-I{root / 'include'}", f"-I{HOST}", str(HOST / f"{launch.name}.cpp"), "-o", str(library),
         ]  # fmt: skip
         subprocess.run(command, check=True)
     return ctypes.CDLL(str(library))
@@ -390,6 +430,8 @@ HOST_LENGTHS = [161, 0, 32, 1]
         "float32 peaked", "flat", "one query a head", "group of 16", "head size 96", "head size 256", "one head",
         "three heads", "eight positions", "window of 100", "window of 50, three positions",
         "soft cap", "3.0", "paper-2.26", "min-max grids",
+        "classes, peaked", "classes, head size 96", "classes, window of 100", "classes, trellis",
+        "classes, rotated keys",
     ],
 )  # fmt: skip
 def test_agrees_with_float64_on_the_host(folder: Path, name: str) -> None:
@@ -444,7 +486,7 @@ def test_launcher_hands_over_what_the_kernels_need(monkeypatch: pytest.MonkeyPat
     def start(self: Any, function: Any, blocks: int, threads: int, shared: int, stream: int, params: Array) -> None:
         launches.append((function.name, blocks, threads, shared))
         if function.name == "attend_finish":
-            host_library(self.launch.options, folder).run_attend(ctypes.c_void_p(params.ctypes.data), blocks)
+            host_library(self.launch, folder).run_attend(ctypes.c_void_p(params.ctypes.data), blocks)
 
     stand_in = SimpleNamespace(
         ndarray=DeviceArray,
@@ -473,7 +515,7 @@ def test_launcher_hands_over_what_the_kernels_need(monkeypatch: pytest.MonkeyPat
     check(batch, (as_float(np.asarray(out), "float32"), np.asarray(lse, np.float64)), batch.reference(128**-0.5))
     assert launches == [
         ("attend_pages", 3, 32, attention.launch.shape.shared_bytes),
-        ("attend_finish", 4, device_attend.FINISH_THREADS[0], 0),
+        ("attend_finish", 4, attend_launch.FINISH_THREADS[0], 0),
     ]
     for wrong, message in ((call[0][:, :, :4], "query is"), (call[0].astype(np.float16), "query is float16")):
         with pytest.raises(InputError, match=message):

@@ -10,7 +10,6 @@ import pytest
 
 import dquantcodec
 from dquantcodec.cuda import device
-from dquantcodec.cuda.attend import AttendShape
 from dquantcodec.cuda.tables import refuse_classes
 from dquantcodec.errors import DeviceError, UnsupportedError
 
@@ -58,13 +57,11 @@ def test_an_unknown_device() -> None:
         assert failed.value.code == "device-name"
 
 
-def test_plans_with_classes_are_refused_by_name() -> None:
+def test_plans_with_classes_are_refused_by_name_where_they_are_encoded() -> None:
     keys, values = np.random.default_rng(0).standard_normal((2, 64, 2, 64)).astype(np.float32)
-    plan = dquantcodec.fit_plan("2.26", keys, values)
-    for make in (lambda: refuse_classes(plan), lambda: AttendShape.of(plan, 1, 1, 16)):
-        with pytest.raises(UnsupportedError, match="variance classes") as failed:
-            make()
-        assert failed.value.code == "device-classes"
+    with pytest.raises(UnsupportedError, match="variance classes") as failed:
+        refuse_classes(dquantcodec.fit_plan("2.26", keys, values))
+    assert failed.value.code == "device-classes"
 
 
 def test_the_cpu_by_name() -> None:

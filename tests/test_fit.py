@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,12 +165,23 @@ def test_the_step_lets_typical_tokens_fill_their_containers() -> None:
     st.sampled_from([1, 2, 4]),
 )
 def test_substreams_are_balanced(bits: list[float], substreams: int) -> None:
-    order = balanced(bits, substreams)
+    order = balanced([bits], substreams)
     assert sorted(order) == list(range(len(bits)))
     size = len(bits) // substreams
     sums = [sum(bits[h] for h in order[j * size : (j + 1) * size]) for j in range(substreams)]
     # No further apart than the dearest head.
     assert max(sums) - min(sums) <= max(bits) + 1e-6
+
+
+def test_keys_and_values_hold_heads_in_one_order() -> None:
+    base = PROFILES["2.26"]
+    for profile in (base, replace(base, value=replace(base.value, classes=None))):
+        plan = fit_plan(profile, *normal(512, random_spread(8, 32)))
+        orders = [
+            (s.grouping.order[:, 0] // 32).tolist() if s.grouping is not None else list(range(8))
+            for s in (plan.key, plan.value)
+        ]
+        assert orders[0] == orders[1] and sorted(orders[0]) == list(range(8))
 
 
 def test_heads_of_very_different_cost_share_the_substreams() -> None:
@@ -265,23 +277,28 @@ def test_joined_bands_keep_to_the_bits_and_to_their_letters() -> None:
     assert join([], 10) == []
 
 
-@given(st.lists(st.tuples(st.sampled_from([8, 8, 8, 4, 1]), st.integers(2, 8)), max_size=12), st.integers(4, 12))
-def test_bands_join_the_first_group_with_room_the_widest_first(shapes: list[tuple[int, int]], most: int) -> None:
+@given(st.lists(st.tuples(st.sampled_from([8, 8, 8, 4, 1]), st.integers(2, 8)), max_size=12), st.integers(8, 12))
+def test_bands_join_the_widest_first_with_those_that_leave_least_room(shapes: list[tuple[int, int]], most: int) -> None:
     bands: list[Any] = [SimpleNamespace(letters=n, field_bits=bits, place=i) for i, (n, bits) in enumerate(shapes)]
-    wanted: list[list[int]] = []
-    for i in sorted(range(len(shapes)), key=lambda i: (-shapes[i][0], -shapes[i][1], i)):
-        fitting = [
-            group
-            for group in wanted
-            if shapes[group[0]][0] == shapes[i][0]
-            and len(group) < 4
-            and sum(shapes[k][1] for k in group) + shapes[i][1] <= most
-        ]
-        if fitting:
-            fitting[0].append(i)
-        else:
-            wanted.append([i])
-    assert [[band.place for band in group] for group in join(bands, most)] == wanted
+    groups = join(bands, most)
+    assert sorted(band.place for group in groups for band in group) == list(range(len(bands)))
+    for i, group in enumerate(groups):
+        bits = sum(band.field_bits for band in group)
+        assert len({band.letters for band in group}) == 1 and len(group) <= 4 and bits <= most
+        later = [band for other in groups[i + 1 :] for band in other if band.letters == group[0].letters]
+        assert all(band.field_bits <= group[0].field_bits for band in later)
+        # No other three, of those that were left, would have filled it better.
+        for count in range(4):
+            for others in combinations(group[1:] + later, count):
+                assert not bits < group[0].field_bits + sum(band.field_bits for band in others) <= most
+
+
+def test_joining_leaves_few_letters() -> None:
+    def bands(*widths: int) -> list[Any]:
+        return [SimpleNamespace(letters=8, field_bits=bits) for bits in widths]
+
+    assert len(join(bands(6, 5, 5, 5, 4, 4, 4, 4, 4, 4, 4, 4, 3, 3, 3, 3), 10)) == 7
+    assert len(join(bands(5, 4, 4, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 3, 3), 11)) == 5
 
 
 # --- Nothing to fit, and what stays as it was -----------------------------------------------------------------------

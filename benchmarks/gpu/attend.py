@@ -13,24 +13,30 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import pickle
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dquantcodec import Codec
+from dquantcodec import Codec, Profile, fit_plan
 from dquantcodec.cuda.attend import PageAttention
+from dquantcodec.plan import Plan, make_plan
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 ROWS = ((1, 8192), (1, 32768), (1, 131072), (16, 8192), (64, 8192), (16, 32768), (128, 8192))
 #: Lengths of the ragged batch.
 RAGGED = (100, 30000, 64)
+#: Standard deviation of the logarithm of a channel's.
+SPREAD = 0.6
 #: More than the second-level cache of any card.
 CACHE_BYTES = 150_000_000
 REPLAYS = 15
@@ -89,15 +95,54 @@ def bf16_times(batch: int, tokens: int) -> dict[str, Any]:
     return found
 
 
+def plan_named(name: str) -> Plan:
+    """The plan of a profile, or fitted: ``2.26:classes``, or with letters of at most 11 bits ``2.26:classes=11``."""
+    name, _, rule = name.partition(":")
+    profile = Profile.named(name)
+    if not rule:
+        return make_plan(profile, KV_HEADS, HEAD_DIM)
+    bits = rule.partition("=")[2]
+    if bits:
+        kinds = {kind: getattr(profile, kind) for kind in ("key", "value")}
+        profile = replace(
+            profile,
+            **{k: replace(s, classes=replace(s.classes, field_bits=int(bits))) for k, s in kinds.items()},
+        )
+    return fit_plan(profile, *tokens(1024, 1))
+
+
+def tokens(count: int, seed: int) -> NDArray[np.float32]:
+    """Keys and values ``[2, count, H, D]`` whose channels differ, as those of models do."""
+    spread = np.exp(SPREAD * np.random.default_rng(0).standard_normal((2, 1, KV_HEADS, HEAD_DIM), dtype=np.float32))
+    shape = (2, count, KV_HEADS, HEAD_DIM)
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32) * spread
+
+
 class Pool:
     """A few hundred coded pages of random tokens, repeated as often as a case needs."""
 
-    def __init__(self, profile: str, pages: int = 128) -> None:
-        self.codec = Codec(profile, KV_HEADS, HEAD_DIM)
-        self.window = self.codec.plan.window
-        shape = (2, pages * self.window, KV_HEADS, HEAD_DIM)
-        keys, values = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-        self.pages = torch.from_numpy(self.codec.encode(keys, values).data).cuda()
+    def __init__(self, profile: str, kept: Path | None = None, pages: int = 64) -> None:
+        file = kept / f"{profile.replace(':', '-')}.pickle" if kept else None
+        if file and file.is_file():
+            plan, data = pickle.loads(file.read_bytes())
+        else:
+            plan = plan_named(profile)
+            data = Codec(plan).encode(*tokens(pages * plan.window, 2)).data
+            if file:
+                file.write_bytes(pickle.dumps((plan, data)))
+        self.codec = Codec(plan)
+        self.window = plan.window
+        self.pages = torch.from_numpy(data).cuda() if torch.cuda.is_available() else data
+
+    @property
+    def letters(self) -> dict[str, int]:
+        """Letters of a head."""
+        found = {}
+        for kind in ("key", "value"):
+            stream = getattr(self.codec.plan, kind)
+            letters = -(-HEAD_DIM // stream.letter) if stream.letter else stream.grouping.letters_per_head
+            found[kind] = letters
+        return found
 
     def bytes_of(self, lengths: list[int]) -> int:
         """Bytes of pages that a pass over sequences must read."""
@@ -147,13 +192,25 @@ class Pool:
         return replay_times([next(calls) for _ in range(sets)]), attention.launch.shape.warps
 
 
+def ask(what: str) -> str:
+    """What the driver's own tool says."""
+    query = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def copy_rate() -> float:
+    """Bytes read and written a nanosecond by a copy on the device."""
+    source = torch.randint(0, 255, (1 << 31,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / statistics.median(replay_times([lambda _: target.copy_(source)] * 2)) / 1e6
+
+
 def machine() -> dict[str, str]:
     import cupy
 
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     return {
         "card": torch.cuda.get_device_name(),
-        "driver": subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip(),
+        "driver": ask("driver_version"),
         "cuda": str(torch.version.cuda),
         "torch": torch.__version__,
         "cudnn": str(torch.backends.cudnn.version()),
@@ -162,8 +219,10 @@ def machine() -> dict[str, str]:
     }
 
 
-def measure(name: str, lengths: list[int], profile: str, pool: Pool, bf16: dict[str, Any]) -> dict[str, Any]:
-    """One row; ``bf16`` holds times of as many tokens."""
+def measure(
+    name: str, lengths: list[int], profile: str, pool: Pool, bf16: dict[str, Any], copied: float
+) -> dict[str, Any]:
+    """One row; ``bf16`` holds times of as many tokens, ``copied`` is :func:`copy_rate`."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     fastest = min(of["median_ms"] for of in bf16.values())
     times, warps = pool.times(lengths, exact=False)
@@ -177,6 +236,7 @@ def measure(name: str, lengths: list[int], profile: str, pool: Pool, bf16: dict[
         "tokens": sum(lengths),
         "profile": profile,
         "warps": warps,
+        "letters": pool.letters,
         **ours,
         "bf16": bf16,
         "ratio_to_bf16": round(ours["median_ms"] / fastest, 3),
@@ -188,6 +248,7 @@ def measure(name: str, lengths: list[int], profile: str, pool: Pool, bf16: dict[
         "bf16_bytes": 2 * values,
         "values_per_ns": round(values / ours["median_ms"] / 1e6),
         "values_per_ns_and_multiprocessor": round(values / ours["median_ms"] / 1e6 / processors, 2),
+        "share_of_copy_rate": round(pool.bytes_of(lengths) / ours["median_ms"] / 1e6 / copied, 3),
     }  # fmt: skip
 
 
@@ -195,9 +256,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rows", default=",".join([*(f"{b}x{s}" for b, s in ROWS), "ragged"]))
-    parser.add_argument("--profiles", default="2.26")
+    parser.add_argument("--profiles", default="2.26,2.26:classes,2.26-t:classes,paper-2.26")
+    parser.add_argument("--keep", type=Path, help="folder for plans and coded pages, made once")
     chosen = parser.parse_args()
-    pools = {profile: Pool(profile) for profile in chosen.profiles.split(",")}
+    pools = {profile: Pool(profile, chosen.keep) for profile in chosen.profiles.split(",")}
+    if not torch.cuda.is_available():
+        sys.exit("no GPU: plans and pages are made, nothing is measured")
+    copied = copy_rate()
+    torch.cuda.empty_cache()
     rows = []
     for name in chosen.rows.split(","):
         if name == "ragged":
@@ -211,10 +277,18 @@ def main() -> None:
             bf16 = bf16_times(batch, tokens)
         torch.cuda.empty_cache()
         for profile, pool in pools.items():
-            rows.append(measure(name, lengths, profile, pool, bf16))
+            rows.append(measure(name, lengths, profile, pool, bf16, copied))
             torch.cuda.empty_cache()
             print(json.dumps(rows[-1]), flush=True)
-    result = {"command": " ".join(["python benchmarks/gpu/attend.py", *sys.argv[1:]]), **machine(), "rows": rows}
+    command = f"python benchmarks/gpu/attend.py --rows {chosen.rows} --profiles {chosen.profiles}"
+    if chosen.out:
+        command += f" --out benchmarks/results/{chosen.out.name}"
+    result = {
+        "command": command,
+        **machine(),
+        "copy_bytes_per_ns": round(copied),
+        "rows": rows,
+    }
     if chosen.out:
         chosen.out.write_text(json.dumps(result, indent=1) + "\n")
 

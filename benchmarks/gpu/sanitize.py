@@ -1,9 +1,13 @@
 """A short run through every kernel of the codec, for NVIDIA's compute-sanitizer.
 
-    compute-sanitizer --tool memcheck|racecheck|initcheck|synccheck python benchmarks/gpu/sanitize.py
+    compute-sanitizer --tool memcheck|initcheck|synccheck python benchmarks/gpu/sanitize.py
+    compute-sanitizer --tool racecheck python benchmarks/gpu/sanitize.py --races
 
-Whole and cut windows, both coders, all forms of the rotation, damaged pages, and appending.  Exits 1 if bytes differ
-between two runs.
+Racecheck knows neither the copy engine nor one lane's arrival at a barrier for its warp; ``--races`` builds attention
+without them.
+
+Whole and cut windows, both coders, all forms of the rotation, damaged pages, appending, and attention over pages in
+scattered order with exact tokens.  Exits 1 if bytes differ between two runs.
 """
 
 from __future__ import annotations
@@ -13,8 +17,12 @@ import sys
 import cupy
 import numpy as np
 
+from dquantcodec import Profile, fit_plan
+from dquantcodec.codec import Codec as CpuCodec
 from dquantcodec.codec import Pages
-from dquantcodec.cuda import Cache, Codec
+from dquantcodec.cuda import Cache, Codec, attend_launch
+from dquantcodec.cuda.attend import PageAttention
+from dquantcodec.plan import Plan, make_plan
 
 CASES = (("2.26", 2, 64), ("2.26", 2, 80), ("paper-2.26", 2, 64), ("paper-1.96", 1, 192), ("3.0", 1, 256))
 TOKENS = 145
@@ -48,11 +56,43 @@ def append() -> None:
         cache.append(x[0, :2], x[1, :2])
 
 
+def fitted(name: str, heads: int, head_dim: int) -> Plan:
+    """A plan with variance classes."""
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((2, 256, heads, head_dim)) * np.exp(rng.standard_normal((2, 1, heads, head_dim)))
+    return fit_plan(name, *x.astype(np.float32))
+
+
+def attend(plan: Plan, lengths: tuple[int, ...]) -> bool:
+    rng = np.random.default_rng(1)
+    window, heads, head_dim = plan.window, plan.kv_heads, plan.head_dim
+    counts = [-(-length // window) for length in lengths]
+    x = rng.standard_normal((2, sum(counts) * window, heads, head_dim)).astype(np.float16)
+    pages = cupy.asarray(CpuCodec(plan).encode(*x).data)
+    for kind in ("key", "value"):
+        Codec(plan).decode_kind(Pages(pages, len(x[0])), kind, 1)
+    table = np.full((len(lengths), max(counts)), -1, np.int32)
+    order = rng.permutation(sum(counts)).astype(np.int32)
+    for row, count, end in zip(table, counts, np.cumsum(counts)):
+        row[:count] = order[end - count : end]
+    attention = PageAttention(plan, len(lengths), 4 * heads, dtype="float16")
+    query = cupy.asarray(rng.standard_normal((len(lengths), 1, 4 * heads, head_dim)).astype(np.float16))
+    exact = cupy.asarray(rng.integers(0, 1 << 14, (2, len(lengths), 5, heads, head_dim)).astype(np.uint16))
+    tail = exact[0], exact[1], cupy.asarray([3] * len(lengths), cupy.int32)
+    arrays = query, pages, cupy.asarray(table), cupy.asarray(lengths, cupy.int32)
+    first, second = (attention(*arrays, tail=tail)[0].copy() for _ in range(2))
+    return bool((first.view(cupy.uint16) == second.view(cupy.uint16)).all())
+
+
 def main() -> None:
     same = True
     for case in CASES:
         same &= run(*case)
     append()
+    if "--races" in sys.argv:
+        attend_launch.OPTIONS += (attend_launch.CHECKED,)
+    for plan in (make_plan(Profile.named("paper-2.26"), 2, 128), fitted("2.26", 2, 128), fitted("2.26-t", 2, 64)):
+        same &= attend(plan, (700, 0, 33))
     cupy.cuda.Device().synchronize()
     print("same bytes twice" if same else "bytes differ between runs")
     sys.exit(not same)

@@ -17,13 +17,14 @@ from ..codec import Pages
 from ..errors import ChecksumError, DeviceError, FormatError, InputError
 from ..page import KINDS, PageLayout
 from ..plan import Plan, StreamPlan, plan_of
-from ..profile import DEFAULT_PROFILE, TILE, Profile
+from ..profile import DEFAULT_PROFILE, Profile
 from ..status import EXPLANATIONS, REASONS
-from . import arrays, params
-from .device import Device, Kernel, cupy, device, kernel, stream_of
+from . import arrays
+from .decoder import Decoder, DecodeTables
+from .device import Device, device, stream_of
 from .encoder import Encoder, EncodeTables
-from .launches import ELEMENTS, decode_launch
-from .tables import decode_arrays, refuse_classes
+from .launches import ELEMENTS
+from .tables import refuse_classes
 
 #: Reason codes of the statuses that only device kernels give (``gpu/include/dquant/decode.cuh``).
 PAGE_REASONS = {4: "page-exponent", 5: "page-affine"}
@@ -61,13 +62,15 @@ class Codec:
         device: int = 0,
     ) -> None:
         self.plan = plan_of(profile, kv_heads, head_dim)
-        refuse_classes(self.plan)
         self.layout = PageLayout.of(self.plan)
         self.device = _device(device)
         self._encoders: dict[tuple[str, str], Encoder] = {}
+        self._decoders: dict[tuple[str, str], Decoder] = {}
         with self.device.current:
-            self._encode_tables = {kind: EncodeTables(self.plan, kind) for kind in KINDS}
-            self._decode_tables = {kind: _upload(decode_arrays(self.plan, self._stream(kind))) for kind in KINDS}
+            self._encode_tables = {
+                kind: EncodeTables(self.plan, kind) for kind in KINDS if self._stream(kind).grouping is None
+            }
+            self._decode_tables = {kind: DecodeTables(self.plan, kind) for kind in KINDS}
 
     def encode(
         self,
@@ -170,19 +173,7 @@ class Codec:
             statuses = arrays.flat(status, "status", (tokens, plan_stream.substreams), "uint8", at)
             if tokens == 0:
                 return out
-            tables = self._decode_tables[kind]
-            record = np.zeros(1, params.DECODE)
-            record["pool"] = pool.record
-            record["tables"] = tables["entries"].data.ptr, tables["advance"].data.ptr
-            record["factors"], record["out"] = tables["factors"].data.ptr, row.address
-            record["token_stride"], record["head_stride"] = row.strides[:2]
-            record["status"], record["start"], record["stop"] = statuses.address, start, stop
-            record["at"] = params.kind_layout(plan, kind)
-            starts = (row.address, *(stride * row.itemsize for stride in row.strides[:2]))
-            record["vectors"] = all(place % 16 == 0 for place in starts)
-            decoder = self.decoder(kind, row.dtype)
-            tiles = -(-stop // TILE) - start // TILE
-            decoder(decoder.fill(tiles * plan_stream.substreams), record)
+            self.decoder(kind, row.dtype).launch(pool.record, start, stop, row, statuses)
             if checked:
                 self._raise(kind, start, arrays.host(status))
         return out
@@ -190,14 +181,16 @@ class Codec:
     def encoder(self, kind: str, dtype: str) -> Encoder:
         """The kernels that encode ``kind`` from rows of ``dtype``, loaded once."""
         if (kind, dtype) not in self._encoders:
+            refuse_classes(self.plan)
             encoder = Encoder(self.plan, kind, dtype, self.device, self._encode_tables[kind])
             self._encoders[kind, dtype] = encoder
         return self._encoders[kind, dtype]
 
-    def decoder(self, kind: str, dtype: str) -> Kernel:
+    def decoder(self, kind: str, dtype: str) -> Decoder:
         """The kernel that decodes ``kind`` to rows of ``dtype``, loaded once."""
-        launch = decode_launch(self.plan, kind, dtype, self.device.shared_bytes)
-        return kernel(launch, self.device, "dquant_decode")
+        if (kind, dtype) not in self._decoders:
+            self._decoders[kind, dtype] = Decoder(self.plan, kind, dtype, self.device, self._decode_tables[kind])
+        return self._decoders[kind, dtype]
 
     def _stream(self, kind: str) -> StreamPlan:
         stream: StreamPlan = getattr(self.plan, kind)
@@ -253,11 +246,6 @@ def on_device(name: str, profile: str | Profile | Plan, kv_heads: int | None, he
 
 def _device(number: int) -> Device:
     return device(number)
-
-
-def _upload(tables: Any) -> dict[str, Any]:
-    """Every array of a dataclass of NumPy arrays, on the current device."""
-    return {name: cupy().asarray(array) for name, array in vars(tables).items()}
 
 
 def _row(rows: arrays.View, token: int) -> Any:

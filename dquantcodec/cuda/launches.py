@@ -73,7 +73,7 @@ def decode_launch(plan: Plan, kind: str, dtype: str, shared: int = SHARED_BYTES[
         warp += 2 * (-(-4 * plan.head_dim // 16) * 16) + TILE * (128 + 16)
         warp += 4 * TILE * plan.head_dim if plan.head_dim > 128 else 0
     sizes = _BY_LANES if plan.head_dim <= 256 and by_lanes else _BY_COLUMNS if plan.head_dim <= 256 else _WIDE
-    warps, residents = _fit(tables, warp, shared, sizes)
+    warps, residents = fit_warps(tables, warp, shared, sizes)
     options = (
         *definitions(plan, kind),
         f"-DDQ_ELEMENT={ELEMENTS[dtype]}",
@@ -163,7 +163,7 @@ _BY_COLUMNS: _Sizes = ((12, 1), (8, 1), (4, 1), (2, 1))
 _WIDE: _Sizes = ((8, 1), (4, 1), (2, 1))
 
 
-def _fit(tables: int, warp: int, shared: int, sizes: _Sizes) -> tuple[int, int]:
+def fit_warps(tables: int, warp: int, shared: int, sizes: _Sizes) -> tuple[int, int]:
     """Warps of a block and blocks of a multiprocessor: the first of ``sizes`` that fits."""
     for warps, residents in sizes:
         if residents * (tables + warps * warp + 1024) <= shared:

@@ -96,6 +96,11 @@ inline void barrier_arrive(u32 at) {
     if (left == 0) left = state >> 1, state ^= 1;
     store_shared2(at, left, state);
 }
+constexpr int warp_arrivals = 1;
+inline void warp_arrives(u32 at, int lane) {
+    warp_barrier();
+    if (lane == 0) barrier_arrive(at);
+}
 inline void barrier_wait(u32 at, u32 phase) {
     warp_barrier();  // what other lanes do before they wait is done
     if ((load_shared<u32>(at + 4) & 1) != phase) return;

@@ -8,7 +8,8 @@ struct Constants {
     static constexpr int heads = DQ_HEADS, head_dim = DQ_HEAD_DIM, window = DQ_WINDOW, substreams = DQ_SUBSTREAMS;
     static constexpr int group = DQ_GROUP, positions = DQ_POSITIONS, warps = DQ_WARPS, element = DQ_ELEMENT;
     static constexpr int finish_threads = DQ_FINISH_THREADS;
-    static constexpr bool masked = DQ_MASKED, soft_cap = DQ_SOFT_CAP;
+    static constexpr bool masked = DQ_MASKED, soft_cap = DQ_SOFT_CAP, grouped = false;
+    typedef dquant::AttendParams Params;
     struct Key {
         static constexpr int levels = DQ_KEY_LEVELS, letter = DQ_KEY_LETTER, precision = DQ_KEY_PRECISION;
         static constexpr int words = DQ_KEY_WORDS;

@@ -9,6 +9,8 @@
 //         static constexpr int group, positions;                      // query heads of a KV head, query tokens
 //         static constexpr int warps, finish_threads;                 // of blocks of attend_pages, attend_finish
 //         static constexpr int element;                               // of queries and output: 0 f32, 1 f16, 2 bf16
+//         static constexpr bool grouped;                              // false; true: see attend_groups.cuh
+//         typedef AttendParams Params;
 //         static constexpr bool masked;                               // causal mask or sliding window in the pages
 //         static constexpr bool soft_cap;
 //         struct Key {
@@ -77,13 +79,14 @@ DQ_CONSTANT int align_up(int x, int to) { return (x + to - 1) / to * to; }
 template <class Kind, int D> struct Letters {
     static constexpr int letter = Kind::letter;
     static constexpr int field_bits = bit_length(Kind::levels - 1);
-    static constexpr bool rans = Kind::rans;
+    static constexpr bool rans = Kind::rans, rotated = true;
     // Prefix entries hold the code's length from bit 0 on.  Where ten bits suffice for the fields, bits 4 and 5 stay
     // clear: shift amounts and positions then need no mask.  rANS entries hold fields below bit 12, above them what the
     // state needs.
     static constexpr bool crowded = field_bits * letter > 10;
     static constexpr int first_field = rans ? 12 - field_bits * letter : crowded ? 4 : 6;
     static constexpr int per_head = (D + letter - 1) / letter;
+    static constexpr int chunk_letters = 16;
     static constexpr int chunks = (per_head + 15) / 16;
     static constexpr int tiles = chunks * letter;  // 16 letters of one field: one operand of a matrix product
     static constexpr int word_bytes = rans ? 2 : 4;
@@ -111,9 +114,25 @@ template <class Kind, int D> struct Letters {
     static_assert(2 * Kind::precision < 32, "two codes fit in a word");
 };
 
+// Built to be checked for races: NVIDIA's checker knows neither the copy engine nor one lane's arrival for its warp,
+// and takes words that are read ahead, behind the last stream, for its neighbour's.
+#ifndef DQ_CHECKED
+#define DQ_CHECKED 0
+#endif
+constexpr int CHECKED_PAD = DQ_CHECKED ? 1024 : 0;
+
+template <class Kind, int D> struct GroupLetters;
+
+template <bool GROUPED, class Kind, int D> struct LettersOf {
+    typedef Letters<Kind, D> Type;
+};
+template <class Kind, int D> struct LettersOf<true, Kind, D> {
+    typedef GroupLetters<Kind, D> Type;
+};
+
 template <class C> struct AttendShape {
-    typedef Letters<typename C::Key, C::head_dim> Keys;
-    typedef Letters<typename C::Value, C::head_dim> Values;
+    typedef typename LettersOf<C::grouped, typename C::Key, C::head_dim>::Type Keys;
+    typedef typename LettersOf<C::grouped, typename C::Value, C::head_dim>::Type Values;
 
     static constexpr int dim = C::head_dim;
     static constexpr int heads = C::heads / C::substreams;  // that a block takes together
@@ -141,13 +160,18 @@ template <class C> struct AttendShape {
     static constexpr int tile_bytes = value_affine_at + LANES * value_affine;
     static constexpr int page_bytes = head_bytes + page_tiles * tile_bytes;
 
-    // Pages that the tiles of a block share means by: a page or a part of one each.
-    static constexpr int mean_groups =
-        C::warps % page_tiles == 0 ? C::warps / page_tiles : page_tiles % C::warps == 0 ? 1 : C::warps;
+    // Pages that a unit touches at most: its tiles share means by them.
+    static constexpr int mean_groups = C::warps % page_tiles == 0   ? C::warps / page_tiles
+                                       : page_tiles % C::warps == 0 ? 1
+                                                                    : (C::warps + page_tiles - 2) / page_tiles + 1;
 
     // A warp's output of one head as FP16 pairs of query rows: [value tile][letter % 8][row / 2][letter / 8].
     static constexpr int slot_bytes = Values::tiles * 8 * (rows / 2) * 8;
     static constexpr int pieces = slot_bytes / 16;  // each: two letters of four query rows
+    // Rotated queries are kept for as long as their segment lasts, because page means are multiplied with them; others
+    // stand where letters will, until they are laid out.
+    static constexpr bool rows_kept = Keys::rotated;
+    static constexpr int row_bytes = heads * rows * dim * 2;
     // Whether work for the next unit can begin while the last head of this one is decoded.
     static constexpr bool early = heads >= 2;
     static constexpr int summing_warps = least((pieces + LANES - 1) / LANES, C::warps);
@@ -160,8 +184,8 @@ template <class C> struct AttendShape {
     static constexpr int value_table_at = key_table_at + Keys::table_bytes;
     static constexpr int slot_at = value_table_at + Values::table_bytes;
     static constexpr int query_at = slot_at + C::warps * slot_bytes;
-    static constexpr int row_at = query_at + query_bytes;
-    static constexpr int factor_at = row_at + heads * rows * dim * 2;
+    static constexpr int kept_at = query_at + query_bytes;
+    static constexpr int factor_at = kept_at + (rows_kept ? row_bytes : 0);
     static constexpr int weight_at = factor_at + heads * rows * 8;
     static constexpr int summary_at = weight_at + summing_warps * (C::warps + 1) * rows * 4;
     static constexpr int summary_floats = 2 * rows + 4;  // of a warp: largest logits, totals, unit of its values
@@ -170,19 +194,21 @@ template <class C> struct AttendShape {
     static constexpr int barrier_at = align_up(mean_at + 2 * mean_groups * heads * rows * 4, 16);
     static constexpr int streams_at = align_up(barrier_at + (2 + 4 * C::warps) * 8, 128);
     static constexpr int warp_stream_bytes = Keys::stream_bytes + Values::stream_bytes;
-    // Two of 16 letters of every token.  They stand behind the streams: a stream of arbitrary bits may run on for more
-    // words than its container has, and reads them here.
-    static constexpr int stage_at = align_up(streams_at + C::warps * warp_stream_bytes, 128);
-    static constexpr int stage_bytes = 2 * LANES * 32;
+    // Two of a chunk's letters of every token.  They stand behind the streams: a stream of arbitrary bits may run on
+    // for more words than its container has, and reads them here.
+    static constexpr int stage_at = align_up(streams_at + C::warps * warp_stream_bytes, 128) + CHECKED_PAD;
+    static constexpr int stage_bytes = 4 * LANES * Keys::chunk_letters;
+    static constexpr int row_at = rows_kept ? kept_at : stage_at;
     static constexpr int longest =
         most(Keys::most_rows(heads) * Keys::row_bytes, Values::most_rows(heads) * Values::row_bytes);
-    static constexpr int shared_bytes = most(stage_at + C::warps * stage_bytes, stage_at + longest);
+    static constexpr int shared_bytes =
+        stage_at + most(most(C::warps * stage_bytes, longest), rows_kept ? 0 : row_bytes);
 
     static_assert(C::heads % C::substreams == 0, "sub-streams hold whole heads");
     static_assert(dim % 32 == 0 && dim <= 256, "head sizes are multiples of 32 up to 256");
     static_assert(!C::Value::mean, "value means are not supported");
     static_assert(C::window % LANES == 0, "windows are whole tiles");
-    static_assert(query_at % 16 == 0 && row_at % 16 == 0 && factor_at % 16 == 0 && weight_at % 16 == 0 &&
+    static_assert(query_at % 16 == 0 && kept_at % 16 == 0 && factor_at % 16 == 0 && weight_at % 16 == 0 &&
                       summary_at % 16 == 0 && state_at % 16 == 0 && mean_at % 16 == 0 && barrier_at % 8 == 0 &&
                       warp_stream_bytes % 16 == 0,
                   "vectors are aligned");

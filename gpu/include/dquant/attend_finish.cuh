@@ -47,11 +47,11 @@ template <class C> struct Finish {
         int items_before, items;
     };
 
-    const AttendParams& p;
+    const typename C::Params& p;
     Shared& s;
     const int head, sequence, pass, quad, thread, warp, lane;
 
-    DQ_DEVICE Finish(const AttendParams& p, Shared& s)
+    DQ_DEVICE Finish(const typename C::Params& p, Shared& s)
         : p(p), s(s), head(blockIdx.x % C::heads), sequence(blockIdx.x / (C::heads * quads * S::passes)),
           pass(blockIdx.x / (C::heads * quads) % S::passes), quad(blockIdx.x / C::heads % quads), thread(threadIdx.x),
           warp(threadIdx.x / LANES), lane(threadIdx.x % LANES) {}
@@ -153,6 +153,7 @@ template <class C> struct Finish {
             sum += weight;
         }
         sum = warp_sum(sum);
+        warp_barrier();
         if (lane == 0) {
             const float fading = power2(s.largest[warp] - peak);
             s.fading[warp] = fading;
@@ -255,6 +256,7 @@ template <class C> struct Finish {
             sum += factor * mine[k].y;
         }
         sum = warp_sum(sum);
+        warp_barrier();
         if (lane == 0) {
             s.segment_fading[warp] = power2(before - peak);
             s.segment_total[warp] = s.segment_total[warp] * s.segment_fading[warp] + sum;
@@ -262,11 +264,32 @@ template <class C> struct Finish {
         }
     }
 
+    // Where the head stands in the streams.
+    DQ_DEVICE int coded_head() const {
+        if constexpr (C::grouped)
+            return p.places[head];
+        else
+            return head;
+    }
+    // The channel of a letter's field, by its place in the partial results; below 0 or beyond the head for none.
+    DQ_DEVICE int channel_at(int coded, int tile, int letter, int half) const {
+        if constexpr (C::grouped) {
+            return tile < V::tiles ? p.value_order[((coded * V::tiles + tile) * 2 + half) * 8 + letter] : -1;
+        } else {
+            const int number = 16 * (tile / V::letter) + letter + 8 * half;
+            return number < V::per_head ? number * V::letter + tile % V::letter : -1;
+        }
+    }
+
     // Sums of the segments, in rotated form, in `sums[0]` to `sums[merge_sets - 1]`.
     DQ_DEVICE void merge_segments() {
-        const int group = pass * C::substreams + head / S::heads, units = List::units(p, sequence);
-        const int local = head % S::heads;
+        const int coded = coded_head(), local = coded % S::heads;
+        const int group = pass * C::substreams + coded / S::heads, units = List::units(p, sequence);
         if (units == 0) return;
+        if constexpr (C::grouped) {
+            // Channels that are left out.
+            for (int i = thread; i < merge_sets * rows * dim; i += threads) (&s.sums[0][0][0])[i] = 0.0f;
+        }
         const int item = s.items_before + group * units, blocks = least(p.blocks, s.items);
         const int first_block = List::block_of(item, blocks, s.items);
         const int count = List::block_of(item + units - 1, blocks, s.items) - first_block + 1;
@@ -277,8 +300,7 @@ template <class C> struct Finish {
             const int set = vectors < threads ? thread / vectors : 0;
             const bool works = vector < vectors && set < merge_sets;
             const int spot = vector / 2, tile = spot / 8;
-            const int letter = 16 * (tile / V::letter) + spot % 8 + 8 * (vector % 2);
-            const int d = letter * V::letter + tile % V::letter;
+            const int d = channel_at(coded, tile, spot % 8, vector % 2);
             float4 sum = make_float4(0, 0, 0, 0);
             if (thread < rows) s.segment_largest[thread] = NO_LOGIT, s.segment_total[thread] = 0.0f;
             for (int first = 0; first < count; first += segments) {
@@ -308,7 +330,7 @@ template <class C> struct Finish {
                     }
                 }
             }
-            if (works && letter < V::per_head && d < dim) {
+            if (works && d >= 0 && d < dim) {
                 s.sums[set][0][d] = sum.x, s.sums[set][1][d] = sum.y;
                 s.sums[set][2][d] = sum.z, s.sums[set][3][d] = sum.w;
             }
@@ -333,7 +355,7 @@ template <class C> struct Finish {
         const float sink = p.sink_logits && real ? p.sink_logits[query_head] * LOG2_E : NO_LOGIT;
         float factors[per_lane];
 #pragma unroll
-        for (int i = 0; i < per_lane; ++i) factors[i] = p.factors[head * dim + lane + LANES * i];
+        for (int i = 0; i < per_lane; ++i) factors[i] = V::rotated ? p.factors[head * dim + lane + LANES * i] : 1.0f;
         wait_for_grid_before();
         block_barrier();
         merge_segments();
@@ -345,7 +367,7 @@ template <class C> struct Finish {
             for (int i = 0; i < per_lane; ++i)
                 for (int k = 0; k < merge_sets; ++k) y[i] += s.sums[k][row][lane + LANES * i];
         }
-        turn_lanes<dim, true>(y, p.matrix, lane);
+        if constexpr (V::rotated) turn_lanes<dim, true>(y, p.matrix, lane);
         const float peak = fmaxf(fmaxf(largest, s.largest[row]), sink);
         const float of_pages = power2(largest - peak), of_exact = power2(s.largest[row] - peak);
         const float all = total * of_pages + s.total[row] * of_exact + (sink > NO_LOGIT ? power2(sink - peak) : 0.0f);
@@ -361,7 +383,7 @@ template <class C> struct Finish {
     }
 };
 
-template <class C> DQ_DEVICE void attend_finish(const AttendParams& p) {
+template <class C> DQ_DEVICE void attend_finish(const typename C::Params& p) {
     __shared__ typename Finish<C>::Shared shared;
     Finish<C>(p, shared).run();
 }

@@ -22,14 +22,17 @@ template <class C> struct PageAttention : TileAttention<C> {
     using Tile::key_operand; using Tile::value_operand; using Tile::key_tile; using Tile::value_unit;
     using Tile::last_valid; using Tile::sums; using Tile::largest; using Tile::total; using Tile::shifted;
     using Tile::rows; using Tile::row_tiles; using Tile::columns; using Tile::load_key_affine;
-    using Tile::load_value_affine; using Tile::multiply_keys; using Tile::multiply_values; using Tile::soften;
-    using Tile::weigh; using Tile::clear_logits; using Tile::clear_sums;
+    using Tile::load_value_affine; using Tile::unite_value_affine; using Tile::multiply_keys;
+    using Tile::multiply_values; using Tile::soften; using Tile::weigh; using Tile::clear_logits;
+    using Tile::clear_sums;
 
     Feed<K> key_feed;
     Feed<V> value_feed;
     u32 sum_phase;
+    // Of grouped kinds: the first head of the sub-stream, counted in coded order.
+    int key_first, value_first;
 
-    DQ_DEVICE PageAttention(const AttendParams& p, u8* shared) : Tile(p, shared) {}
+    DQ_DEVICE PageAttention(const typename C::Params& p, u8* shared) : Tile(p, shared) {}
 
     DQ_DEVICE u32 full_barrier() const { return base + S::barrier_at; }
     DQ_DEVICE u32 free_barrier() const { return base + S::barrier_at + 8; }
@@ -66,22 +69,23 @@ template <class C> struct PageAttention : TileAttention<C> {
         block_barrier();
         Queries<C>::rotate_rows(p, at, shared, warp, lane);
         block_barrier();
-        Queries<C>::lay_out(shared, threadIdx.x);
+        Queries<C>::lay_out(p, at, shared, threadIdx.x);
         block_barrier();
     }
     DQ_DEVICE void mean_logits(const Cursor<C>& at, int parity) const {
+        const int before = (List::first_unit(p, at.sequence) + at.unit) * C::warps % S::page_tiles;
         Queries<C>::mean_logits(
-            at, shared, parity,
-            [&](int tile) {
+            p, at, shared, parity,
+            [&](int number) {
                 int place;
-                return page_of(at, tile, place);
+                return page_of(at, most(number * S::page_tiles - before, 0), place);
             },
             warp, lane
         );
     }
 
     // This warp's outputs of a head to its slot, its largest logits, totals and unit beside them.
-    DQ_DEVICE void put_slot(float unit) const {
+    DQ_DEVICE void put_slot(int head, float unit) const {
         u8* slot = shared + S::slot_at + warp * S::slot_bytes;
         float* summary = (float*)(shared + S::summary_at) + warp * S::summary_floats;
         if (2 * c < columns) {
@@ -90,9 +94,24 @@ template <class C> struct PageAttention : TileAttention<C> {
 #pragma unroll
                 for (int tile = 0; tile < V::tiles; ++tile) {
                     const float* sum = sums[n][tile];
-                    const float factor = OUTPUT_UNIT / V::weight(tile % V::letter);
-                    const u32 low = floats_to_halves(sum[0] * factor + shifted[n][0], sum[1] * factor + shifted[n][1]);
-                    const u32 high = floats_to_halves(sum[2] * factor + shifted[n][0], sum[3] * factor + shifted[n][1]);
+                    float factor[2], middle[2] = {1.0f, 1.0f};
+                    if constexpr (C::grouped) {
+                        const float* of_half = p.outputs + ((value_first + head) * V::halves + 2 * tile) * 2;
+#pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            const bool there = 2 * tile + half < V::halves;
+                            factor[half] = there ? of_half[2 * half] : 0.0f;
+                            middle[half] = there ? of_half[2 * half + 1] : 0.0f;
+                        }
+                    } else {
+                        factor[0] = factor[1] = OUTPUT_UNIT / V::weight(tile % V::letter);
+                    }
+                    const u32 low = floats_to_halves(
+                        sum[0] * factor[0] + shifted[n][0] * middle[0], sum[1] * factor[0] + shifted[n][1] * middle[0]
+                    );
+                    const u32 high = floats_to_halves(
+                        sum[2] * factor[1] + shifted[n][0] * middle[1], sum[3] * factor[1] + shifted[n][1] * middle[1]
+                    );
                     *(uint2*)(slot + ((tile * 8 + r) * (rows / 2) + n * 4 + c) * 8) = make_uint2(low, high);
                 }
                 if (r < 2) {
@@ -167,18 +186,30 @@ template <class C> struct PageAttention : TileAttention<C> {
         }
     }
 
-    // Key head `key_head` beside a value head, chunk by chunk.  `between` runs after the first chunk.
+    // Key head `key_head` beside value head `value_head`, chunk by chunk.  `between` runs after the first chunk.
     template <bool KEYS, bool VALUES, int CHUNK = 0, class Between>
-    DQ_DEVICE void chunks(int key_head, Between between) {
+    DQ_DEVICE void chunks(int key_head, int value_head, Between between) {
         if constexpr (CHUNK < most(KEYS ? K::chunks : 0, VALUES ? V::chunks : 0)) {
+            constexpr bool keys = KEYS && CHUNK < K::chunks, values = VALUES && CHUNK < V::chunks;
             warp_barrier();
-            constexpr int keys = KEYS ? K::letters_of(CHUNK) : 0, values = VALUES ? V::letters_of(CHUNK) : 0;
-            decode_chunk<C, keys, values>(key, value, key_stage, value_stage);
-            warp_barrier();
-            if constexpr (KEYS && CHUNK < K::chunks) multiply_keys(key_head, CHUNK);
-            if constexpr (VALUES && CHUNK < V::chunks) multiply_values(CHUNK);
+            if constexpr (C::grouped) {
+                TablePlace key_table = {}, value_table = {};
+                if constexpr (keys) key_table = p.keys[(key_first + key_head) * K::chunks + CHUNK];
+                if constexpr (values) value_table = p.values[(value_first + value_head) * V::chunks + CHUNK];
+                decode_groups<C, CHUNK, KEYS, VALUES>(key, value, key_table, value_table, key_stage);
+                warp_barrier();
+                if constexpr (keys) Tile::template multiply_key_group<CHUNK>(key_head);
+                if constexpr (values) Tile::template multiply_value_group<CHUNK>();
+            } else {
+                constexpr int key_letters = KEYS ? K::letters_of(CHUNK) : 0;
+                constexpr int value_letters = VALUES ? V::letters_of(CHUNK) : 0;
+                decode_chunk<C, key_letters, value_letters>(key, value, key_stage, value_stage);
+                warp_barrier();
+                if constexpr (keys) multiply_keys(key_head, CHUNK);
+                if constexpr (values) multiply_values(CHUNK);
+            }
             if constexpr (CHUNK == 0) between();
-            chunks<KEYS, VALUES, CHUNK + 1>(key_head, between);
+            chunks<KEYS, VALUES, CHUNK + 1>(key_head, value_head, between);
         }
     }
     // Adds up what all warps put into their slots in the step before.
@@ -186,8 +217,7 @@ template <class C> struct PageAttention : TileAttention<C> {
         barrier_wait(full_barrier(), sum_phase);
         sum_phase ^= 1;
         sum_slots(step, slot, head, first, parity);
-        warp_barrier();
-        if (lane == 0) barrier_arrive(free_barrier());
+        warp_arrives(free_barrier(), lane);
     }
 
     DQ_DEVICE void run() {
@@ -196,8 +226,8 @@ template <class C> struct PageAttention : TileAttention<C> {
         for (int i = threadIdx.x * 16; i < V::table_bytes; i += S::threads * 16)
             copy_async16(base + S::value_table_at + i, (const u8*)p.value_table + i);
         if (threadIdx.x == 0) {
-            barrier_init(full_barrier(), C::warps);
-            barrier_init(free_barrier(), C::warps);
+            barrier_init(full_barrier(), C::warps * warp_arrivals);
+            barrier_init(free_barrier(), C::warps * warp_arrivals);
             for (int i = 0; i < 4 * C::warps; ++i) barrier_init(base + S::barrier_at + 16 + 8 * i, 1);
             barriers_ready();
         }
@@ -216,10 +246,16 @@ template <class C> struct PageAttention : TileAttention<C> {
         key_feed.init(streams, base + S::barrier_at + 16 + warp * 32);
         value_feed.init(streams + K::stream_bytes, base + S::barrier_at + 32 + warp * 32);
         const u32 stage = base + S::stage_at + warp * S::stage_bytes;
-        key_stage = stage + lane * 32 + (lane >> 2 & 1) * 16;
-        value_stage = key_stage + LANES * 32;
-        key_operand = stage + (lane & 15) * 32 + (lane >> 4 ^ (lane >> 2 & 1)) * 16;
-        value_operand = stage + LANES * 32 + ((lane >> 4) * 8 + (lane & 7)) * 32 + ((lane >> 3 ^ lane >> 2) & 1) * 16;
+        if (C::grouped) {
+            key_stage = key_operand = stage + lane * 16;
+            value_stage = value_operand = key_stage + LANES * 16;
+        } else {
+            key_stage = stage + lane * 32 + (lane >> 2 & 1) * 16;
+            value_stage = key_stage + LANES * 32;
+            key_operand = stage + (lane & 15) * 32 + (lane >> 4 ^ (lane >> 2 & 1)) * 16;
+            value_operand =
+                stage + LANES * 32 + ((lane >> 4) * 8 + (lane & 7)) * 32 + ((lane >> 3 ^ lane >> 2) & 1) * 16;
+        }
         sum_phase = 0;
 
         const u8* page;
@@ -229,25 +265,27 @@ template <class C> struct PageAttention : TileAttention<C> {
         key_feed.fetch_first(key_words(key_tile, at), K::stream_bytes, lane);
         value_feed.fetch_first(value_words(key_tile, at), V::stream_bytes, lane);
         load_queries(at);
-        mean_logits(at, 0);
         load_key_affine(at, page);
         load_value_affine(key_tile, page);
         copy_async_wait();
-        block_barrier();  // tables and mean logits
+        block_barrier();  // tables
 
         const int steps = (end - begin) * S::heads;
         int slot = blockIdx.x + at.sequence * S::groups + at.group;
         int key_head = 0, parity = 0;
         bool first = true;        // the unit of the keys is the first of its segment
         bool next_first = false;  // the next unit is the first of its segment
-        const u8 *value_tile = key_tile, *value_page = page, *words = nullptr;  // of the values that follow
+        const u8* words = nullptr;  // of the values that follow
         // Of the values whose outputs stand in the slots.
         int held_slot = 0, held_head = 0, held_parity = 0;
         bool held_first = true;
 
         key_feed.template start<1>(key, lane);
         clear_logits();
-        chunks<true, false>(0, [&] {});
+        key_first = value_first = at.group % C::substreams * S::heads;
+        chunks<true, false>(0, 0, [&] { mean_logits(at, 0); });
+        unite_value_affine();
+        if (C::Key::mean) block_barrier();  // mean logits
         soften(0, 0);
         weigh();
         value_feed.template start<1>(value, lane);
@@ -260,6 +298,7 @@ template <class C> struct PageAttention : TileAttention<C> {
 #pragma unroll 1
         for (int n = 1; n < steps; ++n) {
             const int value_head = key_head, value_slot = slot, value_parity = parity;
+            value_first = key_first;
             const bool value_first = first;
             const bool new_unit = key_head == S::heads - 1;
             key_head = new_unit ? 0 : key_head + 1;
@@ -267,9 +306,12 @@ template <class C> struct PageAttention : TileAttention<C> {
                 parity ^= 1;
                 first = next_first;
                 slot = blockIdx.x + at.sequence * S::groups + at.group;
+                key_first = at.group % C::substreams * S::heads;
                 if (S::early) key_feed.fetch_rest(key_words(key_tile, at), lane);
                 load_key_affine(at, page);
-                value_tile = key_tile, value_page = page, words = value_words(key_tile, at);
+                // Their predecessors are part of the weights already.
+                load_value_affine(key_tile, page);
+                words = value_words(key_tile, at);
                 value_feed.fetch_first(words, value_feed.free_bytes(value, lane), lane);
                 // The weights of the last head are in registers already: nothing needs the old queries.
                 if (first) load_queries(at);
@@ -289,7 +331,7 @@ template <class C> struct PageAttention : TileAttention<C> {
             }
             clear_logits();
             clear_sums();
-            chunks<true, true>(key_head, [&] {
+            chunks<true, true>(key_head, value_head, [&] {
                 if (n > 1) sum_head(n, held_slot, held_head, held_first, held_parity);
                 // Behind the barrier of the sum: all warps are done with the buffer of two units ago.
                 if (S::early && last_head && !next_first) mean_logits(at, parity ^ 1);
@@ -303,31 +345,30 @@ template <class C> struct PageAttention : TileAttention<C> {
                 key_feed.fetch_first(key_words(key_tile, at), K::stream_bytes, lane);
             }
             if (n > 1) barrier_wait(free_barrier(), sum_phase ^ 1);
-            put_slot(value_unit);
-            warp_barrier();
-            if (lane == 0) barrier_arrive(full_barrier());
+            put_slot(value_head, value_unit);
+            warp_arrives(full_barrier(), lane);
             held_slot = value_slot, held_head = value_head, held_first = value_first, held_parity = value_parity;
             soften(key_head, parity);
-            if (new_unit) load_value_affine(value_tile, value_page);
+            if (new_unit) unite_value_affine();
             weigh();
             if (new_unit) value_feed.template start<V::chunk_rows>(value, lane);
         }
         let_next_grid_start();
+        value_first = key_first;
         clear_sums();
-        chunks<false, true>(0, [&] {
+        chunks<false, true>(0, key_head, [&] {
             if (steps > 1) sum_head(steps, held_slot, held_head, held_first, held_parity);
             value_feed.wait_rest();
         });
         if (steps > 1) barrier_wait(free_barrier(), sum_phase ^ 1);
-        put_slot(value_unit);
-        warp_barrier();
-        if (lane == 0) barrier_arrive(full_barrier());
+        put_slot(key_head, value_unit);
+        warp_arrives(full_barrier(), lane);
         barrier_wait(full_barrier(), sum_phase);
         sum_slots(steps + 1, slot, key_head, first, parity);
     }
 };
 
-template <class C> DQ_DEVICE void attend_pages(const AttendParams& p) {
+template <class C> DQ_DEVICE void attend_pages(const typename C::Params& p) {
     DQ_SHARED(shared);
     if (shared_address(shared) != shared_start(shared)) stop();
     PageAttention<C>(p, shared).run();

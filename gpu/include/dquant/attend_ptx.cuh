@@ -5,9 +5,11 @@
 // latency of shared memory.
 #pragma once
 
-#include "dquant/platform.cuh"
+#include "dquant/attend.cuh"
 
 #if defined(__CUDACC__)
+
+#define DQ_COPY_ENGINE (__CUDA_ARCH__ >= 900 && !DQ_CHECKED)
 
 namespace dquant {
 
@@ -110,6 +112,12 @@ DQ_DEVICE void barriers_ready() {
 DQ_DEVICE void barrier_arrive(u32 at) {
     asm volatile("{ .reg .b64 t; mbarrier.arrive.shared.b64 t, [%0]; }" ::"r"(at) : "memory");
 }
+// A warp's arrival; a barrier counts `warp_arrivals` of each.
+constexpr int warp_arrivals = DQ_CHECKED ? LANES : 1;
+DQ_DEVICE void warp_arrives(u32 at, int lane) {
+    __syncwarp();
+    if (DQ_CHECKED || lane == 0) barrier_arrive(at);
+}
 DQ_DEVICE void barrier_wait(u32 at, u32 phase) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
@@ -149,7 +157,7 @@ DQ_DEVICE u32 warp_least(u32 x) { return __reduce_min_sync(0xFFFFFFFFu, x); }
 // Copies `bytes` (a multiple of 16, not 0) to shared memory, on behalf of a whole warp; the barrier, which has one
 // arrival, then ends a phase.  Before Hopper the warp's own asynchronous copies do it.
 DQ_DEVICE void copy_stream(u32 to, const void* from, u32 bytes, u32 barrier, int lane) {
-#if __CUDA_ARCH__ >= 900
+#if DQ_COPY_ENGINE
     if (lane == 0) {
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -160,7 +168,7 @@ DQ_DEVICE void copy_stream(u32 to, const void* from, u32 bytes, u32 barrier, int
 #endif
 }
 DQ_DEVICE void wait_stream(u32 barrier, u32 phase) {
-#if __CUDA_ARCH__ >= 900
+#if DQ_COPY_ENGINE
     barrier_wait(barrier, phase);
 #else
     copy_async_wait();

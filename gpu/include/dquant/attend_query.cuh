@@ -5,7 +5,7 @@
 // sums are sums of the rounded numbers, so that rounding does not disturb the difference.
 #pragma once
 
-#include "dquant/attend_ptx.cuh"
+#include "dquant/attend_groups.cuh"
 #include "dquant/attend_schedule.cuh"
 #include "dquant/rotation.cuh"
 
@@ -45,6 +45,7 @@ template <int D, bool BACKWARD> DQ_DEVICE void turn_lanes(float (&y)[D / LANES],
 template <class C> struct Queries {
     typedef AttendShape<C> S;
     typedef typename S::Keys L;
+    typedef typename C::Params Params;
     static constexpr int per_lane = S::dim / LANES;
     static constexpr int fragment_lanes = least(S::rows, 8) * 4;
 
@@ -56,24 +57,49 @@ template <class C> struct Queries {
         return all < S::all_rows;
     }
 
+    // Which head stands at place `coded` of the streams.
+    DQ_DEVICE static int head_at(const Params& p, int coded) {
+        if constexpr (C::grouped)
+            return p.heads[coded];
+        else
+            return coded;
+    }
+    // Where in `query` row `row` of a pass over a head begins; below 0 if there is none.
+    DQ_DEVICE static i64 row_of(const Cursor<C>& at, int pass, int head, int row) {
+        int position, member;
+        if (!place(pass, row, position, member)) return -1;
+        const i64 first = ((i64)at.sequence * C::positions + position) * (C::heads * C::group);
+        return (first + head * C::group + member) * S::dim;
+    }
+
     // Rows of all heads of a segment: FP16 rows, and factors (logit of a unit of them, the same times their sum).
-    DQ_DEVICE static void rotate_rows(const AttendParams& p, const Cursor<C>& at, u8* shared, int warp, int lane) {
+    DQ_DEVICE static void rotate_rows(const Params& p, const Cursor<C>& at, u8* shared, int warp, int lane) {
         u16* rows = (u16*)(shared + S::row_at);
         float2* factors = (float2*)(shared + S::factor_at);
         const int pass = at.group / C::substreams, first_head = at.group % C::substreams * S::heads;
         for (int r = warp; r < S::heads * S::rows; r += C::warps) {
-            const int head = first_head + r / S::rows;
-            int position, member;
-            const bool real = place(pass, r % S::rows, position, member);
-            const i64 row = ((i64)at.sequence * C::positions + position) * (C::heads * C::group);
-            const i64 from = (row + head * C::group + member) * S::dim;
-            float y[per_lane];
+            const int head = head_at(p, first_head + r / S::rows);
+            const i64 from = row_of(at, pass, head, r % S::rows);
+            float y[per_lane], middle[per_lane];
 #pragma unroll
             for (int i = 0; i < per_lane; ++i) {
                 const int d = lane + LANES * i;
-                y[i] = real ? load_element<C::element>(p.query, from + d) * p.factors[head * S::dim + d] : 0.0f;
+                y[i] = from >= 0 ? load_element<C::element>(p.query, from + d) : 0.0f;
+                middle[i] = 1.0f;
             }
-            turn_lanes<S::dim, false>(y, p.matrix, lane);
+            if constexpr (L::rotated) {
+#pragma unroll
+                for (int i = 0; i < per_lane; ++i) y[i] *= p.factors[head * S::dim + lane + LANES * i];
+                turn_lanes<S::dim, false>(y, p.matrix, lane);
+            }
+            if constexpr (C::grouped) {
+                // Gains of the channels' classes; the sum counts each as often as half its levels.
+#pragma unroll
+                for (int i = 0; i < per_lane; ++i) {
+                    y[i] *= p.key_gains[head * S::dim + lane + LANES * i];
+                    middle[i] = p.key_middles[head * S::dim + lane + LANES * i];
+                }
+            }
             float largest = 0.0f;
 #pragma unroll
             for (int i = 0; i < per_lane; ++i) largest = fmaxf(largest, fabsf(y[i]));
@@ -86,7 +112,7 @@ template <class C> struct Queries {
             for (int i = 0; i < per_lane; ++i) {
                 const u16 half = float_to_half(y[i] * inverse);
                 rows[r * S::dim + lane + LANES * i] = half;
-                sum += half_to_float(half);
+                sum += half_to_float(half) * middle[i];
             }
             sum = warp_sum(sum);
             const float factor = p.scale * LOG2_E * unit;
@@ -95,7 +121,7 @@ template <class C> struct Queries {
     }
 
     // The operands of matrix products, from the rows: [head][key tile][row tile][lane] of four FP16.
-    DQ_DEVICE static void lay_out(u8* shared, int thread) {
+    DQ_DEVICE static void lay_out(const Params& p, const Cursor<C>& at, u8* shared, int thread) {
         const u16* rows = (const u16*)(shared + S::row_at);
         uint2* fragments = (uint2*)(shared + S::query_at);
         constexpr int count = S::heads * L::tiles * S::row_tiles * fragment_lanes;
@@ -103,17 +129,26 @@ template <class C> struct Queries {
             const int lane = i % fragment_lanes, row_tile = i / fragment_lanes % S::row_tiles;
             const int tile = i / (fragment_lanes * S::row_tiles) % L::tiles;
             const int head = i / (fragment_lanes * S::row_tiles * L::tiles);
-            const int chunk = tile / L::letter, field = tile % L::letter;
             const u16* row = rows + (head * S::rows + row_tile * 8 + lane / 4) * S::dim;
             // The field's place in the letter is undone here, at no cost in the loop.
-            const int shift = field_shift(field);
             u32 halves[4];
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
-                const int letter = 16 * chunk + 2 * (lane % 4) + (k & 1) + 8 * (k >> 1);
-                const int d = letter * L::letter + field;
-                const float value = letter < L::per_head && d < S::dim ? half_to_float(row[d]) : 0.0f;
-                halves[k] = float_to_half(value * bits_float((u32)(127 + shift) << 23));
+                const int letter = 2 * (lane % 4) + (k & 1), half = k >> 1;
+                float value = 0.0f;
+                if constexpr (C::grouped) {
+                    const int coded = at.group % C::substreams * S::heads + head, number = 2 * tile + half;
+                    if (number < L::halves) {
+                        const u32 place = p.key_order[(coded * L::halves + number) * 8 + letter];
+                        value = half_to_float(row[place & 0xFFFF]) * half_to_float((u16)(place >> 16));
+                    }
+                } else {
+                    const int number = 16 * (tile / L::letter) + letter + 8 * half, field = tile % L::letter;
+                    const int d = number * L::letter + field;
+                    if (number < L::per_head && d < S::dim)
+                        value = half_to_float(row[d]) * bits_float((u32)(127 + field_shift(field)) << 23);
+                }
+                halves[k] = float_to_half(value);
             }
             fragments[i] = make_uint2(halves[0] | halves[1] << 16, halves[2] | halves[3] << 16);
         }
@@ -121,17 +156,19 @@ template <class C> struct Queries {
     // log2 of 64 over the field's weight.
     DQ_DEVICE static int field_shift(int field) {
         int shift = 0;
+        if constexpr (!C::grouped) {
 #pragma unroll
-        for (int f = 0; f < L::letter; ++f)
-            if (f == field) shift = 6 - (L::place(f) - L::shift(f));
+            for (int f = 0; f < L::letter; ++f)
+                if (f == field) shift = 6 - (L::place(f) - L::shift(f));
+        }
         return shift;
     }
 
     // Logits that the page means add: [mean group][head][row] of buffer `parity`.  Does nothing without means.
-    // `tile_page` gives the page's first byte for a tile of the unit.
-    template <class TilePage>
+    // `page_at` gives the first byte of the unit's pages by number.
+    template <class PageAt>
     DQ_DEVICE static void mean_logits(
-        const Cursor<C>& at, u8* shared, int parity, TilePage tile_page, int warp, int lane
+        const Params& p, const Cursor<C>& at, u8* shared, int parity, PageAt page_at, int warp, int lane
     ) {
         if constexpr (C::Key::mean) {
             float* out = (float*)(shared + S::mean_at) + parity * S::mean_groups * S::heads * S::rows;
@@ -139,8 +176,8 @@ template <class C> struct Queries {
             const float2* factors = (const float2*)(shared + S::factor_at);
             const int first_head = at.group % C::substreams * S::heads;
             for (int i = warp; i < S::mean_groups * S::heads; i += C::warps) {
-                const int group = i / S::heads, h = i % S::heads, head = first_head + h;
-                const u8* page = tile_page(group * (C::warps / S::mean_groups));
+                const int h = i % S::heads, head = head_at(p, first_head + h);
+                const u8* page = page_at(i / S::heads);
                 const float scale = half_to_float(((const u16*)(page + S::key_scale_at))[head]);
                 float mean[per_lane];
 #pragma unroll
@@ -150,9 +187,15 @@ template <class C> struct Queries {
 #pragma unroll
                 for (int r = 0; r < S::rows; ++r) {
                     dot[r] = 0.0f;
+                    const i64 from = L::rotated ? 0 : row_of(at, at.group / C::substreams, head, r);
 #pragma unroll
-                    for (int k = 0; k < per_lane; ++k)
-                        dot[r] += mean[k] * half_to_float(rows[(h * S::rows + r) * S::dim + lane + LANES * k]);
+                    for (int k = 0; k < per_lane; ++k) {
+                        const int d = lane + LANES * k;
+                        if (L::rotated)
+                            dot[r] += mean[k] * half_to_float(rows[(h * S::rows + r) * S::dim + d]);
+                        else if (from >= 0)
+                            dot[r] += mean[k] * load_element<C::element>(p.query, from + d);
+                    }
                 }
                 // Halves of the lanes take halves of the rows, until a lane has one row.
                 int row = 0;
@@ -173,8 +216,10 @@ template <class C> struct Queries {
                     }
                 }
                 const int exponent = *(const i16*)page;
-                if (lane % (LANES / S::rows) == 0)
-                    out[i * S::rows + row] = dot[0] * scale * factors[h * S::rows + row].x * exp2f((float)exponent);
+                if (lane % (LANES / S::rows) == 0) {
+                    const float factor = L::rotated ? factors[h * S::rows + row].x : p.scale * LOG2_E;
+                    out[i * S::rows + row] = dot[0] * scale * factor * exp2f((float)exponent);
+                }
             }
         }
     }

@@ -4,7 +4,7 @@
 // of query rows 2 c and 2 c + 1 (of each eight), and of outputs channels of letters r and r + 8 (of each sixteen).
 #pragma once
 
-#include "dquant/attend_decode.cuh"
+#include "dquant/attend_groups.cuh"
 #include "dquant/attend_query.cuh"
 
 namespace dquant {
@@ -23,7 +23,7 @@ template <class C> struct TileAttention {
     // Columns of a matrix product in use: rows 2c and 2c + 1 of each eight, as far as there are rows.
     static constexpr int columns = least(rows, 8);
 
-    const AttendParams& p;
+    const typename C::Params& p;
     u8* const shared;
     const u32 base;
     const int warp, lane, r, c;
@@ -36,6 +36,7 @@ template <class C> struct TileAttention {
     u32 key_offset[2], value_offset[2];  // likewise, of a min-max grid
     float key_factor;                    // 2**exponent of the page
     float value_unit;                    // power of two taken out of the value scales
+    int value_exponent;                  // of the page whose scales are loaded
     int first_valid, last_valid;         // tokens of the key tile that may count: first_valid to below last_valid
     int tile_token;                      // the key tile's first token, counted in pages as are
     int first_self, pass_row;            // the first query's position; the first row of the pass
@@ -45,7 +46,7 @@ template <class C> struct TileAttention {
     float sums[row_tiles][V::tiles][4];
     float largest[row_tiles][2], total[row_tiles][2], shifted[row_tiles][2];
 
-    DQ_DEVICE TileAttention(const AttendParams& p, u8* shared)
+    DQ_DEVICE TileAttention(const typename C::Params& p, u8* shared)
         : p(p), shared(shared), base(shared_address(shared)), warp(threadIdx.x / LANES), lane(threadIdx.x % LANES),
           r(lane / 4), c(lane % 4) {}
 
@@ -73,10 +74,14 @@ template <class C> struct TileAttention {
         if (!C::Key::mid_tread) load_affine(key_offset, row, S::key_affine, last_valid);
         key_factor = exp2f((float)*(const i16*)page);
     }
+    // Those of values in two steps, so that nobody waits for the first.
     DQ_DEVICE void load_value_affine(const u8* tile, const u8* page) {
         const u8* row = tile + S::value_affine_at;
         load_affine(value_scale, row + S::value_affine - 2, S::value_affine, last_valid);
         if (!C::Value::mid_tread) load_affine(value_offset, row, S::value_affine, last_valid);
+        value_exponent = *(const i16*)(page + 2);
+    }
+    DQ_DEVICE void unite_value_affine() {
         // Of all scales (and offsets) of the tile, so that weights times scales stay within FP16 whatever the values.
         float most_scale = 0.0f;
 #pragma unroll
@@ -97,7 +102,7 @@ template <class C> struct TileAttention {
                 value_offset[j] =
                     floats_to_halves(low_half(value_offset[j]) * inverse, high_half(value_offset[j]) * inverse);
         }
-        value_unit = unit * exp2f((float)*(const i16*)(page + 2));
+        value_unit = unit * exp2f((float)value_exponent);
     }
 
     DQ_DEVICE void multiply_keys(int head, int chunk) {
@@ -138,6 +143,48 @@ template <class C> struct TileAttention {
         }
     }
 
+    // Likewise group GROUP of a grouped key or value head.
+    template <int GROUP> DQ_DEVICE void multiply_key_group(int head) {
+        const uint2* query = (const uint2*)(shared + S::query_at) + head * K::tiles * row_tiles * columns * 4;
+        u32 letters[4], high[4];
+        load_matrices(letters, key_operand);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) high[i] = letters[i] >> 6;
+        multiply_tiles<K, GROUP>(letters, high, [&](int tile, const u32* first, const u32* second) {
+#pragma unroll
+            for (int n = 0; n < row_tiles; ++n) {
+                uint2 operand = make_uint2(0, 0);
+                if (r < columns) operand = query[(tile * row_tiles + n) * columns * 4 + lane];
+#pragma unroll
+                for (int m = 0; m < 2; ++m) {
+                    const u32 levels[4] = {first[2 * m], first[2 * m + 1], second[2 * m], second[2 * m + 1]};
+                    multiply(logits[n][m], levels, operand.x, operand.y);
+                }
+            }
+        });
+    }
+    template <int GROUP> DQ_DEVICE void multiply_value_group() {
+        u32 letters[4], high[4];
+        load_transposed(letters, value_operand);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) high[i] = letters[i] >> 6;
+        multiply_tiles<V, GROUP>(letters, high, [&](int tile, const u32* first, const u32* second) {
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+                const u32 levels[4] = {first[2 * m], second[2 * m], first[2 * m + 1], second[2 * m + 1]};
+#pragma unroll
+                for (int n = 0; n < row_tiles; ++n) multiply(sums[n][tile], levels, weights[n][m][0], weights[n][m][1]);
+            }
+        });
+    }
+
+    // Which of the unit's pages, counted from its first, this warp's tile of keys lies in.
+    DQ_DEVICE int mean_group() const {
+        if (C::warps % S::page_tiles == 0 || S::page_tiles % C::warps == 0) return warp * S::mean_groups / C::warps;
+        const int tile = tile_token / LANES;
+        return tile / S::page_tiles - (tile - warp) / S::page_tiles;
+    }
+
     // Whether query row `row` of the pass sees token `t` of the key tile.
     DQ_DEVICE bool sees(int row, int t) const {
         if (!C::masked) return t < last_valid;
@@ -152,7 +199,7 @@ template <class C> struct TileAttention {
         const bool partly = C::masked ? true : last_valid < LANES;
         const float2* factors = (const float2*)(shared + S::factor_at) + head * rows;
         const float* means = (const float*)(shared + S::mean_at) +
-                             ((parity * S::mean_groups + warp * S::mean_groups / C::warps) * S::heads + head) * rows;
+                             ((parity * S::mean_groups + mean_group()) * S::heads + head) * rows;
 #pragma unroll
         for (int n = 0; n < row_tiles; ++n) {
 #pragma unroll

@@ -19,6 +19,9 @@ template <class C> struct PrefixReader {
         high = rows[LANES];
     }
 
+    // The next 32 bits.
+    DQ_DEVICE u32 peek() const { return funnel(low, high, at); }
+
     // Passes one or two codes, by their entries: together fewer than 32 bits.
     DQ_DEVICE void pass(u32 entries) {
         const u32 then = at + entries;
@@ -32,7 +35,7 @@ template <class C> struct PrefixReader {
 
     // The entry of the next letter.
     DQ_DEVICE u32 letter(const LetterTables& tables) {
-        const u32 entry = tables.entries[funnel(low, high, at) & mask];
+        const u32 entry = tables.entries[peek() & mask];
         pass(entry);
         return entry;
     }
@@ -40,7 +43,7 @@ template <class C> struct PrefixReader {
     // The entries of two letters by one look at the words.
     DQ_DEVICE void two_letters(const LetterTables& tables, u32& first, u32& second) {
         static_assert(2 * C::precision < 32, "two codes fit in a word");
-        const u32 bits = funnel(low, high, at);
+        const u32 bits = peek();
         first = tables.entries[bits & mask];
         second = tables.entries[funnel(bits, 0, first) & mask];
         pass(first + second);
