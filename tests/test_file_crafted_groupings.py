@@ -269,7 +269,8 @@ REFUSED: list[tuple[str, type[errors.DQuantError], Callable[[bytes], bytes]]] = 
     ("profile-words", errors.LimitError, stream(8, "H", 1)),
     ("profile-substreams", errors.LimitError, stream(6, "B", 3)),
     ("profile-heads", errors.FormatError, stream(6, "B", 4)),
-    ("header-reserved", errors.FormatError, stream(28, "B", 1)),
+    ("profile-escape", errors.UnsupportedError, stream(28, "B", 1)),
+    ("header-reserved", errors.FormatError, stream(32, "B", 1)),
     ("header-reserved", errors.FormatError, stream(63, "B", 1, kind=1)),
 ]
 

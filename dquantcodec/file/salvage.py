@@ -17,25 +17,28 @@ def salvage(data: Bytes, rules: RecordRules) -> tuple[Log, tuple[SequenceLog, ..
     """
     lost: list[Finding] = []
     log = indexed(data, rules) or _walk(data, rules, lost)
-    builders = [SequenceBuilder(rules, gaps=True) for _ in range(rules.header.sequences)]
+    builders: dict[int, SequenceBuilder] = {}
     frozen: set[int] = set()
     for record in log.records:
         sequence = record.header.sequence
         if record.header.ignorable or sequence in frozen:
             continue
         sound = _sound(data, rules, record, lost)
+        if sequence not in builders:
+            builders[sequence] = SequenceBuilder(rules, gaps=True)
         try:
             builders[sequence].add(record, sound)
         except DQuantError as error:
             # Records that contradict one another: what came before them is all that can be believed.
             lost.append(Finding.of(error))
             frozen.add(sequence)
-    logs = tuple(builder.finish(torn=True) for builder in builders)
-    for number, (builder, found) in enumerate(zip(builders, logs)):
-        if found.tokens < builder.end:
-            text = f"tokens {found.tokens} to {builder.end - 1} of sequence {number} are lost"
+    logs = {number: builder.finish(torn=True) for number, builder in builders.items()}
+    for number, found in sorted(logs.items()):
+        if found.tokens < builders[number].end:
+            text = f"tokens {found.tokens} to {builders[number].end - 1} of sequence {number} are lost"
             lost.append(Finding("tokens-lost", text, {"sequence": number, "token": found.tokens}))
-    return log, logs, tuple(lost)
+    empty = SequenceBuilder(rules).finish(torn=True)
+    return log, tuple(logs.get(number, empty) for number in range(rules.header.sequences)), tuple(lost)
 
 
 def _walk(data: Bytes, rules: RecordRules, lost: list[Finding]) -> Log:

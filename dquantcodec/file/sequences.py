@@ -64,11 +64,17 @@ def sequences(records: Iterable[Record], torn: bool, rules: RecordRules) -> tupl
     In a ``torn`` log a sequence ends where the shorter of coded and exact layers ends.  Raises :class:`FormatError`
     (``coverage-tokens``, ``coverage-order``).
     """
-    builders = [SequenceBuilder(rules) for _ in range(rules.header.sequences)]
+    # Only sequences with records get an object of their own: a header of a few bytes may promise many.
+    builders: dict[int, SequenceBuilder] = {}
     for record in records:
         if not record.header.ignorable:
-            builders[record.header.sequence].add(record)
-    return tuple(builder.finish(torn) for builder in builders)
+            number = record.header.sequence
+            if number not in builders:
+                builders[number] = SequenceBuilder(rules)
+            builders[number].add(record)
+    logs = {number: builder.finish(torn) for number, builder in builders.items()}
+    empty = SequenceBuilder(rules).finish(torn)
+    return tuple(logs.get(number, empty) for number in range(rules.header.sequences))
 
 
 @dataclass(frozen=True)
