@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from vector_files import (
+    FILE_ID,
     File,
     by_groups,
     grouped_stream,
@@ -18,11 +21,12 @@ from vector_files import (
     put,
     rotated,
     simple,
+    source,
     stream,
     with_header_crc,
 )
 
-from dquantcodec.file import Layer
+from dquantcodec.file import Layer, append, create
 from dquantcodec.page import PageLayout
 from dquantcodec.plan import Plan
 
@@ -55,7 +59,21 @@ def pages_of(plan: Plan, tokens: int = 5, **options: Any) -> bytes:
 
 def valid() -> Iterator[Valid]:
     """All of them, in the order of the specification."""
-    for part in (header, coders, grids, rotations, groups, head_groups, pages, records, rows, sequences, growth, torn):
+    for part in (
+        header,
+        coders,
+        grids,
+        rotations,
+        groups,
+        head_groups,
+        pages,
+        records,
+        rows,
+        sequences,
+        growth,
+        torn,
+        releases,
+    ):
         yield from part()
 
 
@@ -399,6 +417,38 @@ def growth() -> Iterator[Valid]:
         "pages whose exact rows never came, taken back when the file was opened again",
         repaired.index().data,
     )
+
+
+def releases() -> Iterator[Valid]:
+    """Files as a release's own writer makes them, from data to close."""
+    for name, (keys, others), heads, dim in (
+        ("default", ("2.26", "1.96"), 2, 16),
+        ("trellis", ("2.26-t", "1.96-t"), 2, 16),
+        ("paper", ("paper-2.26", "paper-1.96"), 4, 24),
+    ):
+        layers = [Layer(heads, dim, "bfloat16", keys), Layer(heads, dim, "float16", others), exact(1, 4)]
+        yield Valid(f"release-0.1-{name}", f"version 0.1.0 with profiles {keys} and {others}", written(layers))
+    grown = written([Layer(4, 16, "bfloat16", "2.26", head_groups=2)], more=(2, 150))
+    yield Valid("release-0.1-grown", "version 0.1.0: head groups, flushed, rewound, closed, appended to", grown)
+
+
+def written(layers: Sequence[Layer], more: tuple[int, int] | None = None) -> bytes:
+    """45 tokens with 2 leading and 8 newest ones exact; ``more``: rewound by so many, then up to so many tokens."""
+
+    def rows(first: int, last: int) -> list[list[NDArray[Any]]]:
+        return [[source(layer, i, kind, 0, first, last - first) for i, layer in enumerate(layers)] for kind in (0, 1)]
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "x.dqkv"
+        with create(path, layers, sinks=2, recent=8, model="vector", _file_id=FILE_ID) as writer:
+            writer.append(*rows(0, 45))
+            if more:
+                writer.flush()
+                writer.rewind(45 - more[0])
+        if more:
+            with append(path) as writer:
+                writer.append(*rows(45 - more[0], more[1]))
+        return path.read_bytes()
 
 
 def torn() -> Iterator[Valid]:
