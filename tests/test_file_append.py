@@ -127,6 +127,19 @@ def test_flushed_tokens_are_exact_until_their_window_is_full(tmp_path: Path) -> 
             model.check(reader.sequences[0])
 
 
+def test_whole_windows_alone_leave_nothing_dead(tmp_path: Path) -> None:
+    path, model = tmp_path / "x.dqkv", Model(LAYERS, 200)
+    with create(path, LAYERS, recent=5, sinks=1) as writer:
+        for tokens in range(1, 151):
+            writer.append(*model.next(1))
+            writer.flush(newest=False)
+            with dqkv.open(path) as reader:
+                assert reader.tokens == (max(0, tokens - 6) // 32 * 32 + 1)
+    with dqkv.open(path) as reader:
+        model.check(reader.sequences[0])
+        assert reader.accounting().dead_bytes == 0
+
+
 @pytest.mark.parametrize("cut", [1, 2, 20, 34, 40, 66, 70, 75, 79])
 def test_rewind_and_go_on(tmp_path: Path, cut: int) -> None:
     path, model = tmp_path / "x.dqkv", Model(LAYERS, 200)

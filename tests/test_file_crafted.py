@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,10 @@ import dquantcodec.file as dqkv
 from dquantcodec import errors
 from dquantcodec.file import Layer
 from dquantcodec.file import structs as s
+from dquantcodec.file.header import parse_header
+from dquantcodec.file.records import Record, RecordRules
 from dquantcodec.file.rows import PLANES, decode_rows, encode_rows
+from dquantcodec.file.sequences import sequences
 
 LAYERS = [Layer(2, 8, "bfloat16", SMALL), Layer(1, 5, "float32", storage="exact"), Layer(1, 3, storage="absent")]
 PROFILES, LAYER_ENTRIES = 128, 128 + 192
@@ -37,7 +41,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def refusal(path: Path, data: bytes) -> errors.DQuantError:
     """The error of opening ``data``, which must come without taking memory for what the file claims."""
     path.write_bytes(data)
-    open_file = dqkv.open  # what loads its modules stands before the counting
+    open_file = dqkv.open  # its modules are loaded now, not while memory is counted
     tracemalloc.start()
     try:
         with pytest.raises(errors.DQuantError) as caught:
@@ -237,7 +241,7 @@ def change(**fields: Any) -> Callable[[dict[str, Any]], None]:
 
 
 RECORDS: list[tuple[str, type[errors.DQuantError], int, dict[str, Any]]] = [
-    ("record-type", errors.UnsupportedError, PAGES, {"type": 9}),
+    ("record-type", errors.UnsupportedError, PAGES, {"type": 4}),
     ("record-version", errors.UnsupportedError, PAGES, {"version": 2}),
     ("record-flags", errors.UnsupportedError, PAGES, {"flags": 1}),
     ("record-flags", errors.UnsupportedError, RECENT, {"flags": 2}),
@@ -254,7 +258,12 @@ RECORDS: list[tuple[str, type[errors.DQuantError], int, dict[str, Any]]] = [
     ("record-length", errors.FormatError, PAGES, {"payload_bytes": 64}),
     ("record-length", errors.FormatError, SINKS, {"payload_bytes": 0}),
     ("record-length", errors.FormatError, SINKS, {"payload_bytes": 129}),
-    ("coverage-tokens", errors.FormatError, PAGES, {"first": 1}),
+    ("record-tokens", errors.FormatError, PAGES, {"type": s.REWIND}),
+    ("record-length", errors.FormatError, PAGES, {"type": s.REWIND, "tokens": 0}),
+    ("record-length", errors.FormatError, PAGES, {"type": s.REWIND, "tokens": 0, "payload_bytes": 0}),
+    ("record-flags", errors.UnsupportedError, PAGES, {"type": s.REWIND, "tokens": 0, "flags": 1}),
+    ("coverage-tokens", errors.FormatError, PAGES, {"first": 3}),
+    ("coverage-order", errors.FormatError, LAST_PAGES, {"first": 33}),
     ("coverage-tokens", errors.FormatError, SINKS, {"first": 1}),
     ("coverage-tokens", errors.FormatError, EXACT, {"first": 35}),
     ("coverage-tokens", errors.FormatError, EXACT, {"tokens": 31}),
@@ -285,8 +294,8 @@ def reindexed(data: bytes) -> bytes:
 
 def test_a_true_index_helps_no_false_record(good: bytes, tmp_path: Path) -> None:
     for code, fields in (
-        ("record-type", {"type": 9}),
-        ("coverage-tokens", {"first": 1}),
+        ("record-type", {"type": 4}),
+        ("coverage-tokens", {"first": 3}),
         ("limit-run", {"tokens": BIG}),
     ):
         data = reindexed(edit_record(good, PAGES, change(**fields)))
@@ -310,6 +319,60 @@ def test_layers_that_end_at_different_tokens(good: bytes, tmp_path: Path) -> Non
     path.write_bytes(cut)
     with dqkv.open(path) as reader:
         assert reader.torn and reader.tokens == 34 and len(reader.layers[0].key[:]) == 34
+
+
+def test_pages_never_cover_pages(tmp_path: Path) -> None:
+    layers = [LAYERS[0]]
+    full = write(tmp_path / "y.dqkv", layers, tensors(layers, 70), recent=0, _record_target=1)  # 32 + 32 + 6 tokens
+    offsets = record_offsets(full)
+    pieces = [full[a:b] for a, b in zip(offsets, [*offsets[1:], len(full)])]
+    swapped = full[: offsets[0]] + pieces[2] + pieces[1]
+    first = edit_record(swapped + pieces[-1], 0, change(first=0, number=0))
+    for start, code in ((0, "coverage-order"), (5, "coverage-order"), (6, ""), (7, "coverage-tokens")):
+        both = edit_record(first + pieces[-1], 1, change(first=start, number=1))
+        if code:
+            assert refusal(tmp_path / "x.dqkv", both).code == code
+            continue
+        # Behind a page that is not full, windows count from the next record's first token.
+        (tmp_path / "x.dqkv").write_bytes(both)
+        with dqkv.open(tmp_path / "x.dqkv") as reader, dqkv.open(tmp_path / "y.dqkv") as source:
+            tokens, wanted = reader.layers[0].key[:], source.layers[0].key[:]
+            assert tokens.tobytes() == wanted[64:].tobytes() + wanted[32:64].tobytes()
+
+
+def test_many_records_are_followed_in_linear_time(tmp_path: Path) -> None:
+    """Rows, pages over the last of them, and rewinds, in the orders that would make a careless reader walk back."""
+    layers = [LAYERS[0]]
+    full = write(tmp_path / "y.dqkv", layers, tensors(layers, 33), recent=1, sinks=0)
+    rules = RecordRules(parse_header(np.frombuffer(full, np.uint8)))
+
+    def record(kind: int, first: int, tokens: int) -> Record:
+        return Record(0, s.RecordHeader(kind, 0, first, tokens, 0, 0, b"", 0))
+
+    def steps(count: int) -> int:
+        """Lines of the module run for ``count`` tokens of rows, then pages over the last one and a rewind, again and
+        again, then pages over all."""
+        records = [record(s.ROWS, token, 1) for token in range(count)]
+        for _ in range(count):
+            records += [record(s.PAGES, count - 1, 1), record(s.REWIND, count - 1, 0), record(s.ROWS, count - 1, 1)]
+        taken = 0
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal taken
+            if frame.f_code.co_filename != sequences.__code__.co_filename:
+                return None
+            taken += event == "line"
+            return trace
+
+        sys.settrace(trace)
+        try:
+            (log,) = sequences(records, False, rules)
+        finally:
+            sys.settrace(None)
+        assert log.tokens == count and len(log.coded) == count
+        return taken
+
+    assert steps(800) < 4.5 * steps(200)
 
 
 def test_unknown_records_that_may_be_skipped(good: bytes, tmp_path: Path) -> None:

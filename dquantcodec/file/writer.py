@@ -144,12 +144,14 @@ class Writer:
                 if self._settings.progress:
                     self._settings.progress(len(portion[0]))
 
-    def flush(self) -> None:
+    def flush(self, *, newest: bool = True) -> None:
         """Return when every token taken in is in the file and on the medium.
 
         From then on they survive a crash, bit for bit: tokens that are not coded yet as exact rows, which pages replace
-        later.  The first flush of a new file gives it its name (and fits plans to the tokens there are), and the writer
-        takes the lock of one writer.  Every flush costs at least 4 KiB and one sync.
+        later.  These rows are then dead bytes, several times as many as the pages have, until the file is repacked;
+        ``newest=False`` leaves tokens that are not coded yet in memory and writes whole windows only, once.  The first
+        flush of a new file gives it its name (and fits plans to the tokens there are), and the writer takes the lock of
+        one writer.  A flush that has something to write costs at least 4 KiB and one sync.
 
         Raises :class:`InputError` (``writer-closed``, ``lock-unsupported``) and OSError.
         """
@@ -162,7 +164,8 @@ class Writer:
                 if pending.collected and pending.start > pending.held:
                     self._flush_run(sequence, pending)
                 first = max(pending.start, pending.held)
-                self._hold(sequence, pending, first, pending.peek(first - pending.start, pending.waiting))
+                if newest:
+                    self._hold(sequence, pending, first, pending.peek(first - pending.start, pending.waiting))
             self._target.publish()
 
     def rewind(self, tokens: int, sequence: int = 0) -> None:
