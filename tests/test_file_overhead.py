@@ -36,7 +36,7 @@ def test_overhead_is_at_most_half_a_percent(name: str, windows: int | None) -> N
         keys, values = np.random.default_rng(0).standard_normal((2, 512, HEADS, DIM)).astype(np.float16)
         layer = replace(layer, profile=fit_plan(profile, keys, values))
     run = RunLayout.of(Header(bytes(16), (layer,) * LAYERS, 1, 1, 128, Info()))
-    layout = run.layouts[0]
+    layout = run.slots[0].layout
     run_windows = windows or max(1, RECORD_TARGET // run.window_bytes)
     left, end, records = TOKENS, header_bytes(layer), 0
     while left:

@@ -219,12 +219,12 @@ def test_a_file_that_was_appended_to_and_rewound(tmp_path: Path) -> None:
     with append(path) as writer:
         writer.append(*part(rows, 0, 90))
         writer.flush()
-        writer.rewind(130)
+        writer.rewind(120)  # within a page
         writer.append(*part(rows, 90, 200))
     outputs = resharded([path], tmp_path / "three", 3)
     with dqkv.open(path) as reader:
         assert len(reader.layers[0].groups[0].page_runs()) > 1
-        assert reader.tokens == 240
+        assert reader.tokens == 230
     assert [x.shape for x in content(outputs)] == [x.shape for x in content([path])]
     assert equal(content(resharded(outputs, tmp_path / "one", 1)), content(outputs))
     for a, b in zip(content(outputs), content([path])):

@@ -74,7 +74,7 @@ def reshard(
         numbers = [shards.header.layers[place].number for place in cut]
         raise InputError(
             f"head groups of {len(cut)} of {len(shards.header.layers)} layers, the first of them layer {numbers[0]}, "
-            "would be cut or joined; they must be decoded and encoded again, which loses something",
+            "would be cut or joined; encoding them again loses something and must be allowed (--recode)",
             code="shard-groups",
             layers=numbers,
         )

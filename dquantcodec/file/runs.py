@@ -72,7 +72,10 @@ class RunLayout:
         """The layer of ``slot``, and its heads if they are not all of the layer's."""
         layer, heads, _, _ = self.slots[slot]
         alone = sum(other.layer == layer for other in self.slots[max(0, slot - 1) : slot + 2]) == 1
-        return f"layer {layer}" if alone else f"layer {layer}, heads {heads.start} to {heads.stop - 1}"
+        if alone:
+            return f"layer {layer}"
+        last = heads.stop - 1
+        return f"layer {layer}, head {last}" if heads.start == last else f"layer {layer}, heads {heads.start} to {last}"
 
     @property
     def window_bytes(self) -> int:
