@@ -57,7 +57,7 @@ FOUR = replace(
 )
 def test_the_specification_is_enough(tmp_path: Path, layers: list[Layer], factor: float) -> None:
     fitted = [layer for layer in layers if layer.storage == "coded" and layer.fitted_profile]
-    pairs = tensors(layers, 90 if fitted else 150)
+    pairs = tensors(layers, 80)
     if fitted:
         pairs = [
             pair
