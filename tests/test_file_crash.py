@@ -22,7 +22,7 @@ from file_support import FILE_ID, SMALL, part, tensors
 
 import dquantcodec.file as dqkv
 from dquantcodec.errors import DQuantError
-from dquantcodec.file import Layer, append, appending, reader
+from dquantcodec.file import Layer, append, appending, reader, scan
 from dquantcodec.file.header import Header, parse_header
 from dquantcodec.file.records import RecordRules
 from dquantcodec.file.scan import Log, read_log
@@ -235,6 +235,27 @@ def test_a_lost_sync_is_reported(begun: Path, monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(DQuantError) as caught:
             read_log(np.frombuffer(image[: one.log.records[-1].offset], np.uint8), one.rules)
         assert caught.value.code == "record-header"
+
+
+def test_a_reader_that_is_overtaken(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer finishes a record, and the next, after a reader looked for the first: no damage, as it looks again."""
+    one = session(begun, monkeypatch)
+    data = np.frombuffer(one.after, np.uint8).copy()
+    record = one.log.records[-3]
+    header = data[record.offset : record.payload].copy()
+    data[record.offset : record.payload] = 0
+    data = data[: one.log.records[-1].offset]
+    with pytest.raises(DQuantError):
+        read_log(data, one.rules)
+    search = scan.later_records
+
+    def slow(*arguments: Any) -> Any:
+        found = list(search(*arguments))
+        data[record.offset : record.payload] = header
+        return iter(found)
+
+    monkeypatch.setattr(scan, "later_records", slow)
+    assert read_log(data, one.rules).records == one.log.records[:-1]
 
 
 WRITER = """
