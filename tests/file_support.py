@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from dquantcodec.file import structs as s
 from dquantcodec.plan import Plan
 from dquantcodec.profile import Profile, StreamProfile
 
+FORMATS = Path(__file__).parents[1] / "formats"
 FILE_ID = bytes(range(16))
 
 #: Pages of 32 tokens, so that small files have many.
@@ -27,6 +31,19 @@ SMALL = Profile(
 )
 
 Pairs = list[tuple[NDArray[Any], NDArray[Any]] | tuple[None, None]]
+
+
+def load_source(name: str, path: Path) -> ModuleType:
+    """The module that the source file at ``path`` is."""
+    spec = spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+#: The decoder in plain Python, written from the specification.
+plain_reader = load_source("plain_reader", FORMATS / "reader.py")
 
 
 def tensors(layers: Sequence[Layer], tokens: int, seed: int = 0) -> Pairs:

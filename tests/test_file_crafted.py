@@ -95,8 +95,8 @@ def json_as(text: bytes) -> Callable[[bytes], bytes]:
 BIG = 0xFFFFFFFF
 HEADERS: list[tuple[str, type[errors.DQuantError], Callable[[bytes], bytes]]] = [
     ("signature", errors.FormatError, put(0, "8s", b"\x89DQK\n\n\x1a\n")),
-    ("version-major", errors.UnsupportedError, put(8, "H", 1)),
-    ("version-minor", errors.UnsupportedError, put(10, "H", 10)),
+    ("version-major", errors.UnsupportedError, put(8, "H", 2)),
+    ("version-major", errors.UnsupportedError, put(8, "HH", 0, 9)),
     ("limit-header", errors.LimitError, put(12, "I", 0xFFFFF000)),
     ("header-length", errors.FormatError, put(12, "I", 4097)),
     ("header-length", errors.FormatError, put(12, "I", 0)),
@@ -128,7 +128,8 @@ HEADERS: list[tuple[str, type[errors.DQuantError], Callable[[bytes], bytes]]] = 
     # The JSON read as a class and as a grouping.
     ("header-reserved", errors.FormatError, put(100, "I", 1)),
     ("profile-quantiser", errors.UnsupportedError, put(104, "I", 1)),
-    ("header-reserved", errors.FormatError, put(116, "B", 1)),
+    ("header-matrices", errors.UnsupportedError, put(116, "I", 1)),
+    ("header-reserved", errors.FormatError, put(120, "B", 1)),
     ("header-reserved", errors.FormatError, put(123, "B", 1)),
     ("header-reserved", errors.FormatError, put(4095, "B", 1)),
     ("header-reserved", errors.FormatError, put(PROFILES + 12, "B", 1)),
@@ -166,7 +167,10 @@ HEADERS: list[tuple[str, type[errors.DQuantError], Callable[[bytes], bytes]]] = 
     ("profile-grouping", errors.FormatError, stream(12, "B", 0)),
     ("profile-grouping", errors.FormatError, stream(26, "H", 1)),
     ("header-reserved", errors.FormatError, stream(25, "B", 1)),
-    ("header-reserved", errors.FormatError, stream(28, "B", 1)),
+    ("profile-escape", errors.UnsupportedError, stream(28, "B", 1)),
+    ("header-reserved", errors.FormatError, stream(29, "B", 1)),
+    ("profile-matrix", errors.UnsupportedError, stream(30, "H", 1)),
+    ("header-reserved", errors.FormatError, stream(32, "B", 1)),
     ("profile-rotation", errors.UnsupportedError, stream(14, "H", 1)),
     ("header-reserved", errors.FormatError, stream(13, "B", 1)),
     ("layer-storage", errors.UnsupportedError, layer(0, 0, "B", 0)),
@@ -186,7 +190,9 @@ HEADERS: list[tuple[str, type[errors.DQuantError], Callable[[bytes], bytes]]] = 
     ("limit-table", errors.LimitError, put(TABLES + 4, "I", 16)),
     ("header-coverage", errors.FormatError, put(TABLES, "I", 4096)),
     ("header-reserved", errors.FormatError, put(SIGNS + 4, "B", 1)),
-    ("header-coverage", errors.FormatError, put(SIGNS, "I", BIG)),
+    ("limit-signs", errors.LimitError, put(SIGNS, "I", BIG)),
+    ("limit-signs", errors.LimitError, put(SIGNS, "I", 65537)),
+    ("header-coverage", errors.FormatError, put(SIGNS, "I", 65536)),
     ("table-zero", errors.FormatError, put(TABLES + 8, "H", 0)),
     ("table-sum", errors.FormatError, put(TABLES + 8, "H", 9999)),
     ("header-json", errors.FormatError, json_as(b"{")),
@@ -199,6 +205,8 @@ HEADERS: list[tuple[str, type[errors.DQuantError], Callable[[bytes], bytes]]] = 
     ("header-json", errors.FormatError, json_as(b'{"metadata":{"a":NaN}}')),
     ("header-json", errors.FormatError, json_as(b'{"metadata":{"a":1e999}}')),
     ("header-json", errors.FormatError, json_as(b'{"metadata":{"a":"\\ud800"}}')),
+    ("header-json", errors.FormatError, json_as(b'{"metadata":{"a":' + b"9" * 401 + b"}}")),
+    ("header-json", errors.FormatError, json_as(b'{"metadata":{"a":0.' + b"9" * 401 + b"}}")),
     ("header-json", errors.FormatError, json_as(b'{"positions_start":-1}')),
     ("header-json", errors.FormatError, json_as(b'{"shard":[2,1]}')),
     ("header-json", errors.FormatError, json_as(b'{"shard":7}')),
@@ -221,10 +229,11 @@ def test_header_checksum(good: bytes, tmp_path: Path) -> None:
 
 def test_what_may_be_unknown_is_read_on(good: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.dqkv"
-    unknown = json_as(b'{"model":"m","colour":{"deep":[1]}}')(put(24, "Q", 1 << 40)(good))
+    unknown = json_as(b'{"model":"m","colour":{"deep":[1]}}')(put(24, "Q", 1 << 40)(put(10, "H", 9)(good)))
     path.write_bytes(with_header_crc(unknown))
     with dqkv.open(path) as reader:
         assert reader.model == "m" and reader.tokens == 43 and reader.header.optional_features == 1 << 40
+        assert reader.format_version == (1, 9)
 
 
 def change(**fields: Any) -> Callable[[dict[str, Any]], None]:

@@ -330,7 +330,7 @@ def test_identity(tmp_path: Path) -> None:
     write(tmp_path / "x.dqkv", MIXED, tensors(MIXED, 3), **options)
     with dqkv.open(tmp_path / "x.dqkv", expect={field: right for field, (right, _) in IDENTITY.items()}) as reader:
         assert reader.model == "a/b" and reader.metadata == options["metadata"]
-        assert reader.format_version == (0, 9)
+        assert reader.format_version == (1, 0)
     for field, (right, wrong) in IDENTITY.items():
         with pytest.raises(IdentityError) as caught:
             dqkv.open(tmp_path / "x.dqkv", expect={field: wrong})

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import FormatError, InputError, LimitError, UnsupportedError
 from ..grouping import MAX_FIELDS, MAX_GROUPS, MAX_TABLES, Grouping, Levels, Table
-from ..plan import Plan
+from ..plan import MAX_HEAD_DIM, MAX_HEADS, MAX_VALUES, Plan
 from .structs import CLASS, GROUPING, GROUPING_TABLE, MAX_FILE_CLASSES, QUANTISERS, STEP, align
 
 #: Places of a table without a class.
@@ -97,7 +97,8 @@ def parse_groupings(
                 code="profile-quantiser",
                 number=number,
             )
-        if not (1 <= heads <= 1024 and 1 <= coded <= dim <= 1024 and groups <= MAX_GROUPS and tables <= MAX_TABLES):
+        geometry = 1 <= heads <= MAX_HEADS and 1 <= coded <= dim <= MAX_HEAD_DIM and heads * dim <= MAX_VALUES
+        if not (geometry and groups <= MAX_GROUPS and tables <= MAX_TABLES):
             raise LimitError(
                 f"grouping {number} has {heads} heads of {dim} values, {coded} of them coded, {groups} groups and "
                 f"{tables} tables",

@@ -63,6 +63,7 @@ class Header:
     info: Info
     optional_features: int = 0
     block_bytes: int = 0
+    version: tuple[int, int] = VERSION
 
     @property
     def salt(self) -> bytes:
@@ -143,7 +144,7 @@ class Header:
         start = START.pack(
             SIGNATURE, *VERSION, size, 0, self.optional_features, self.file_id, len(self.layers), self.sequences,
             len(plans), len(tables), len(signs), self.sinks, self.recent, *offsets[:4], offsets[6], len(sections[-1]),
-            len(classes), len(groupings), *offsets[4:6], bytes(8), 0,
+            len(classes), len(groupings), *offsets[4:6], 0, 0, 0,
         )  # fmt: skip
         block = bytearray((start + b"".join(sections)).ljust(size, b"\0"))
         block[_CRC] = _block_crc(bytes(block)).to_bytes(4, "little")
@@ -158,9 +159,9 @@ def parse_header(data: Bytes) -> Header:
     :class:`LimitError`; the codes are listed in the specification, clause 9.4.
     """
     block = _checked_block(data)
-    (_, _, _, size, required, optional, file_id, layers, sequences, profiles, tables, signs, sinks, recent,
+    (_, major, minor, size, required, optional, file_id, layers, sequences, profiles, tables, signs, sinks, recent,
      profiles_at, layers_at, tables_at, signs_at, json_at, json_bytes, classes, groupings, classes_at, groupings_at,
-     reserved, _) = START.unpack_from(block)  # fmt: skip
+     matrices, reserved, _) = START.unpack_from(block)  # fmt: skip
     if required:
         bit = (required & -required).bit_length() - 1
         raise UnsupportedError(
@@ -168,7 +169,13 @@ def parse_header(data: Bytes) -> Header:
             code="feature-required",
             bit=bit,
         )
-    if any(reserved):
+    if matrices:
+        raise UnsupportedError(
+            f"the file stores {matrices} transform matrices, which this version does not have; read it with a newer "
+            "version",
+            code="header-matrices",
+        )
+    if reserved:
         raise FormatError("reserved bytes of the header's start are not zero", code="header-reserved")
     _check_counts(layers, sequences)
     for name, count, most in (
@@ -212,7 +219,7 @@ def parse_header(data: Bytes) -> Header:
     parsed = tuple(_parse_layer(entry, place, plans) for place, entry in enumerate(entries))
     _check_order([layer.number or 0 for layer in parsed], FormatError)
     info = Info.parse(block[json_at : json_at + json_bytes])
-    return Header(file_id, parsed, sequences, sinks, recent, info, optional, size)
+    return Header(file_id, parsed, sequences, sinks, recent, info, optional, size, (major, minor))
 
 
 def _checked_block(data: Bytes) -> bytes:
@@ -225,11 +232,12 @@ def _checked_block(data: Bytes) -> bytes:
     if len(start) < START.size:
         raise TruncatedError(f"the file ends after {len(start)} bytes, within its header", code="header-truncated")
     _, major, minor, size, *_ = START.unpack(start)
-    if (major, minor) != VERSION:
+    if major != VERSION[0]:
+        draft = "the file is a draft from before 1.0, and drafts promised nothing; write it again" if major == 0 else ""
         raise UnsupportedError(
-            f"the file has format version {major}.{minor}, this library reads {VERSION[0]}.{VERSION[1]}; "
-            "use a version of the library that reads it",
-            code="version-major" if major != VERSION[0] else "version-minor",
+            f"the file has format version {major}.{minor}, this library reads {VERSION[0]}: "
+            f"{draft or 'use a version of the library that reads it'}",
+            code="version-major",
         )
     if size > MAX_HEADER:
         raise LimitError(

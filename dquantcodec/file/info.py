@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ..errors import FormatError, InputError, LimitError
-from .structs import MAX_JSON, MAX_JSON_DEPTH
+from .structs import MAX_JSON, MAX_JSON_DEPTH, MAX_JSON_NUMBER
+
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class Info:
                 f"{MAX_JSON_DEPTH} levels fit a header",
                 code="limit-json",
             )
+        try:
+            Info.parse(data)
+        except FormatError as error:
+            raise InputError(f"metadata is not JSON that a reader takes: {error}", code="info-json") from None
         return data
 
     @staticmethod
@@ -80,7 +86,10 @@ class Info:
             text = data.decode()
             if _depth(text) > MAX_JSON_DEPTH:
                 raise ValueError(f"nested deeper than {MAX_JSON_DEPTH} levels")
-            fields = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+            fields = json.loads(
+                text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_short(int),
+                parse_float=_short(float),
+            )  # fmt: skip
             json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()  # refuses lone surrogates and 1e999
             if not isinstance(fields, dict):
                 raise ValueError("not an object")
@@ -114,6 +123,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) != len(pairs):
         raise ValueError("a member occurs twice")
     return members
+
+
+def _short(number: Callable[[str], _Number]) -> Callable[[str], _Number]:
+    """``number`` for texts of bounded length: reading n digits takes n**2 steps."""
+
+    def parse(text: str) -> _Number:
+        if len(text) > MAX_JSON_NUMBER:
+            raise ValueError(f"a number of {len(text)} characters")
+        return number(text)
+
+    return parse
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import DQuantError, FormatError, LimitError, UnsupportedError
 from ..grouping import Grouping
-from ..plan import Plan, StreamPlan, grouped
+from ..plan import MAX_VALUES, Plan, StreamPlan, grouped
 from ..profile import MAX_LETTERS, TILE
 from .layer import check_geometry
 from .structs import (
@@ -75,7 +75,7 @@ def _pack_plan(plan: Plan, tables: dict[bytes, int], signs: dict[bytes, int], gr
         if stream.grouping is not None:
             entry += STREAM.pack(
                 *shared, 0, 0, 0, stream.substreams, mean, stream.words, 0, ROTATION_NONE, 0, sign_vector, stream.step,
-                GAINS[stream.gain], 0, groupings.setdefault(stream.grouping, len(groupings)), bytes(36),
+                GAINS[stream.gain], 0, groupings.setdefault(stream.grouping, len(groupings)), 0, 0, 0, bytes(32),
             )  # fmt: skip
             continue
         frequencies = stream.frequencies.astype("<u2")
@@ -83,7 +83,7 @@ def _pack_plan(plan: Plan, tables: dict[bytes, int], signs: dict[bytes, int], gr
         entry += STREAM.pack(
             *shared, stream.letter, stream.levels, stream.precision, stream.substreams, mean, stream.words,
             tables.setdefault(packed, len(tables)), ROTATION_HADAMARD, 0, sign_vector, stream.step,
-            GAINS[stream.gain], 0, 0, bytes(36),
+            GAINS[stream.gain], 0, 0, 0, 0, 0, bytes(32),
         )  # fmt: skip
     return entry
 
@@ -129,6 +129,12 @@ def parse_signs(block: bytes, offset: int, count: int, end: int) -> tuple[list[N
         if offset + SIGNS.size > end:
             raise FormatError(f"sign vector {number} lies outside the header", code="header-coverage", signs=number)
         bits, reserved = SIGNS.unpack_from(block, offset)
+        if bits > MAX_VALUES:
+            raise LimitError(
+                f"sign vector {number} has {bits} bits; at most {MAX_VALUES} are allowed",
+                code="limit-signs",
+                signs=number,
+            )
         size = SIGNS.size + -(-bits // 8)
         if offset + align(size, STEP) > end:
             raise FormatError(f"sign vector {number} lies outside the header", code="header-coverage", signs=number)
@@ -187,7 +193,7 @@ def _parse_stream(
     entry: bytes, offset: int, number: int, kind: str, geometry: tuple[int, int], named: Numbered
 ) -> tuple[StreamPlan, int]:
     (coder, quantiser, grid, letter, levels, precision, substreams, mean, words, table, rotation, unused, sign_vector,
-     step, gain, zero, grouping, reserved) = STREAM.unpack_from(entry, offset)  # fmt: skip
+     step, gain, zero, grouping, escape, zero2, matrix, reserved) = STREAM.unpack_from(entry, offset)  # fmt: skip
     tables, kv_heads = named.tables, geometry[0]
     coders, grids, gains = ({code: name for name, code in names.items()} for names in (CODERS, GRIDS, GAINS))
 
@@ -201,7 +207,9 @@ def _parse_stream(
     require(mean in (MEAN_NONE, MEAN_INT8), UnsupportedError, "mean", f"mean mode {mean}")
     known_rotation = rotation in (ROTATION_NONE, ROTATION_HADAMARD)
     require(known_rotation, UnsupportedError, "rotation", f"rotation {rotation}")
-    _require_zero(bytes([unused, zero]) + reserved, f"profile {number}")
+    require(escape == 0, UnsupportedError, "escape", f"escape {escape}")
+    require(matrix == 0, UnsupportedError, "matrix", f"stored matrix {matrix}")
+    _require_zero(bytes([unused, zero, zero2]) + reserved, f"profile {number}")
     require(substreams in (1, 2, 4), LimitError, "substreams", f"{substreams} sub-streams")
     require(kv_heads % substreams == 0, FormatError, "heads", f"{substreams} sub-streams of {kv_heads} heads")
     require(2 <= words <= MAX_WORDS, LimitError, "words", f"{words} words")

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +25,7 @@ from .records import RecordRules
 from .salvage import salvage
 from .scan import read_log
 from .sequences import SequenceLog, live_records, sequences
-from .structs import ROWS, VERSION, Bytes
+from .structs import ROWS, Bytes
 from .tensor import LayerReader
 from .verify import Finding, verify
 
@@ -121,9 +120,13 @@ class Accounting:
 class SequenceReader:
     """One sequence of a file."""
 
+    # A header may promise many sequences that have no records.
+    __slots__ = ("_heads", "_layers", "_payload", "log", "number")
+
     def __init__(self, payload: PayloadReader, log: SequenceLog, number: int, heads: Sequence[slice]) -> None:
         self._payload = payload
         self._heads = heads
+        self._layers: tuple[LayerReader, ...] | None = None
         self.log = log
         self.number = number
 
@@ -131,9 +134,11 @@ class SequenceReader:
     def tokens(self) -> int:
         return self.log.tokens
 
-    @cached_property
+    @property
     def layers(self) -> tuple[LayerReader, ...]:
-        return tuple(LayerReader(self._payload, self.log, index, heads) for index, heads in enumerate(self._heads))
+        if self._layers is None:
+            self._layers = tuple(LayerReader(self._payload, self.log, i, heads) for i, heads in enumerate(self._heads))
+        return self._layers
 
 
 class Reader:
@@ -184,7 +189,7 @@ class Reader:
 
     @property
     def format_version(self) -> tuple[int, int]:
-        return VERSION
+        return self.header.version
 
     @property
     def model(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from ..errors import ChecksumError, FormatError
+from ..errors import ChecksumError, FormatError, UnsupportedError
 from .structs import Bytes
 
 RAW = 0
@@ -36,7 +36,8 @@ def decode_rows(encoding: int, block: Bytes, shape: tuple[int, int, int], dtype:
     """Exact rows of ``shape`` from their block.
 
     The decoded size follows from ``shape`` alone; a frame that claims another is refused before it is decompressed.
-    Raises :class:`FormatError` (``rows-encoding``, ``rows-length``) and :class:`ChecksumError` (``rows-frame``).
+    Raises :class:`UnsupportedError` (``rows-encoding``), :class:`FormatError` (``rows-length``) and
+    :class:`ChecksumError` (``rows-frame``).
     """
     values = shape[0] * shape[1] * shape[2]
     if encoding == RAW:
@@ -46,7 +47,9 @@ def decode_rows(encoding: int, block: Bytes, shape: tuple[int, int, int], dtype:
             )
         return np.frombuffer(block.tobytes(), dtype).reshape(shape)
     if encoding != PLANES:
-        raise FormatError(f"exact rows have the unknown encoding {encoding}", code="rows-encoding")
+        raise UnsupportedError(
+            f"exact rows have encoding {encoding}; read them with a newer version", code="rows-encoding"
+        )
     lengths = block[: 4 * dtype.itemsize].tobytes()
     sizes = [int(n) for n in np.frombuffer(lengths[: len(lengths) // 4 * 4], "<u4")]
     if len(sizes) != dtype.itemsize or max(sizes) > values or 4 * len(sizes) + sum(sizes) != block.size:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 
 SIGNATURE: Final = b"\x89DQK\r\n\x1a\n"
-VERSION: Final = (0, 9)
+VERSION: Final = (1, 0)
 
 #: Blocks of the file (header, records) start and end on multiples of this.
 BLOCK: Final = 4096
@@ -29,6 +29,8 @@ STEP: Final = 8
 MAX_HEADER = 16 << 20
 MAX_JSON = 64 << 10
 MAX_JSON_DEPTH = 16
+#: Characters of a number in JSON.
+MAX_JSON_NUMBER = 400
 MAX_LAYERS = 1024
 #: Profiles, and head groups of all layers together: small layer entries could name a million otherwise.
 MAX_PROFILES = 8192
@@ -41,19 +43,19 @@ MAX_RUN = 1024
 MAX_TOKENS = 1 << 40
 MAX_INDEX = 256 << 20
 #: Decoded bytes of one block of exact rows: the most a reader allocates for a few compressed bytes.
-MAX_ROWS_BLOCK = 64 << 20
+MAX_ROWS_BLOCK = 16 << 20
 
 NO_PROFILE: Final = 0xFFFF
 
 #: signature, major, minor, block bytes, required and optional features, file id, counts (layers, sequences,
 #: profiles, tables, sign vectors), sinks, recent, offsets (profiles, layers, tables, signs, JSON), JSON bytes,
-#: classes, groupings and their offsets, reserved, CRC32C of the block without this field.
-START = struct.Struct("<8sHHIQQ16s5I2I6I4I8sI")
+#: classes, groupings and their offsets, stored matrices, reserved, CRC32C of the block without this field.
+START = struct.Struct("<8sHHIQQ16s5I2I6I4I2II")
 #: heads, head_dim, window, reserved, name, reserved; the key and value stream entries follow.
 PROFILE = struct.Struct("<III4s32s16s")
 #: coder, quantiser, grid, letter, levels, precision, substreams, mean mode, words, table, rotation, reserved,
-#: sign vector, step, gain, reserved, grouping, reserved.
-STREAM = struct.Struct("<8BHHBBHdBBH36s")
+#: sign vector, step, gain, reserved, grouping, escape, reserved, stored matrix, reserved.
+STREAM = struct.Struct("<8BHHBBHdBBHBBH32s")
 #: storage, dtype, profile of the first head group, heads, head_dim, layer number of the model, head groups, reserved.
 LAYER = struct.Struct("<BBHIIIH14s")
 #: letters, precision; the u16 frequencies follow.

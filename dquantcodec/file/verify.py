@@ -69,7 +69,8 @@ def _verify_record(data: Bytes, rules: RecordRules, log: Log, record: Record) ->
         yield from _zero(data, record, covered, place.offset, where)
         covered = place.offset + place.size
         if crc32c(payload_bytes(data, record, place)) != crc:
-            yield Finding("payload-crc", f"record {record.header.number}: {name} is damaged", where)
+            code = {PAGES: "page-crc", ROWS: "rows-crc"}.get(record.header.type, "payload-crc")
+            yield Finding(code, f"record {record.header.number}: {name} is damaged", where)
         elif record.header.type == PAGES:
             yield from _verify_page(data, rules, record, number, place, where)
     yield from _zero(data, record, covered, record.end - record.payload, where)
