@@ -12,14 +12,16 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import config, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from .kernels import kernel
 
 #: Without hardware support LLVM would call a runtime function that a just-in-time compiled kernel cannot find.
-HARDWARE_HALF = platform.machine() in ("arm64", "aarch64") or bool(llvm.get_host_cpu_features().get("f16c"))
+HARDWARE_HALF = not config.DISABLE_JIT and (
+    platform.machine() in ("arm64", "aarch64") or bool(llvm.get_host_cpu_features().get("f16c"))
+)
 
 
 def half_to_float(bits: NDArray[np.uint16]) -> NDArray[np.float32]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import config, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -267,6 +267,8 @@ def _walk(count: int) -> Callable[..., Any]:
 
 
 walk_one, walk_four = _walk(1), _walk(4)
+if config.DISABLE_JIT:
+    from .plain_steps import take_four, take_one, walk_four, walk_one
 
 
 @kernel

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -395,3 +395,27 @@ def _turn_scaled(factors_by_row: bool) -> Callable[..., Any]:
 
 #: From rows of channels (one token's) to rows of lanes, and back.
 turn_tokens_in, turn_tokens_out = _turn_scaled(factors_by_row=False), _turn_scaled(factors_by_row=True)
+
+if config.DISABLE_JIT:
+    from .plain_steps import (  # type: ignore[assignment]
+        add_field,
+        add_row,
+        affine_row,
+        butterfly2,
+        butterfly4,
+        butterfly8,
+        copy_row,
+        count_below,
+        dot_eight,
+        dot_four,
+        dot_row,
+        fill_row,
+        level_row,
+        mix_four,
+        mix_row,
+        signed_row,
+        spread_row,
+        turn_tokens_in,
+        turn_tokens_out,
+        turn_words,
+    )
