@@ -12,14 +12,14 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
-from numba import config, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from .kernels import kernel
+from .kernels import COMPILED, kernel
 
 #: Without hardware support LLVM would call a runtime function that a just-in-time compiled kernel cannot find.
-HARDWARE_HALF = not config.DISABLE_JIT and (
+HARDWARE_HALF = COMPILED and (
     platform.machine() in ("arm64", "aarch64") or bool(llvm.get_host_cpu_features().get("f16c"))
 )
 

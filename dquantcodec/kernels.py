@@ -23,6 +23,9 @@ from typing import Any
 import numba
 import numpy as np
 
+#: Unset by ``NUMBA_DISABLE_JIT=1``: kernels then run as Python, see :mod:`dquantcodec.plain_steps`.
+COMPILED = not getattr(numba.config, "DISABLE_JIT", False)
+
 
 def _cache_root() -> Path:
     explicit = os.environ.get("DQUANTCODEC_CACHE_DIR") or os.environ.get("NUMBA_CACHE_DIR")
@@ -83,9 +86,9 @@ def _silent(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile ``function`` on first call; without a writable cache directory it is compiled in every process."""
-    compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
-    if not hasattr(compiled, "enable_caching"):  # NUMBA_DISABLE_JIT returns the plain function
+    if not COMPILED:
         return _silent(function)
+    compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
     if _cache_is_writable():
         # RuntimeError is Numba's word for "no writable place found".
         with contextlib.suppress(RuntimeError, OSError), _numba_cache_directory(cache_directory()):

@@ -173,3 +173,9 @@ def _letters(
 
 take_one, take_four = _take(1), _take(4)
 walk_one, walk_four = _walk(1), _walk(4)
+
+
+def replace_steps(module: dict[str, Any]) -> None:
+    """Put these steps in place of the compiled ones of the same names in ``module``, which is its ``globals()``."""
+    public = {name: step for name, step in globals().items() if name[0] != "_" and name[0].islower()}
+    module.update({name: step for name, step in public.items() if callable(step) and name in module})

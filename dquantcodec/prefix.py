@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import config, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from .kernels import inlined, kernel
+from . import plain_steps
+from .kernels import COMPILED, inlined, kernel
 from .letters import FIELD_BITS, by_token, letter_table, spread_fields
 from .plan import StreamPlan
 from .profile import TILE
@@ -267,8 +268,8 @@ def _walk(count: int) -> Callable[..., Any]:
 
 
 walk_one, walk_four = _walk(1), _walk(4)
-if config.DISABLE_JIT:
-    from .plain_steps import take_four, take_one, walk_four, walk_one
+if not COMPILED:
+    plain_steps.replace_steps(globals())
 
 
 @kernel

@@ -11,9 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import config, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from . import plain_steps
+from .kernels import COMPILED
 
 #: Lanes of a row; the same as the tokens of a tile.
 LANES = 32
@@ -396,26 +399,5 @@ def _turn_scaled(factors_by_row: bool) -> Callable[..., Any]:
 #: From rows of channels (one token's) to rows of lanes, and back.
 turn_tokens_in, turn_tokens_out = _turn_scaled(factors_by_row=False), _turn_scaled(factors_by_row=True)
 
-if config.DISABLE_JIT:
-    from .plain_steps import (  # type: ignore[assignment]
-        add_field,
-        add_row,
-        affine_row,
-        butterfly2,
-        butterfly4,
-        butterfly8,
-        copy_row,
-        count_below,
-        dot_eight,
-        dot_four,
-        dot_row,
-        fill_row,
-        level_row,
-        mix_four,
-        mix_row,
-        signed_row,
-        spread_row,
-        turn_tokens_in,
-        turn_tokens_out,
-        turn_words,
-    )
+if not COMPILED:
+    plain_steps.replace_steps(globals())
