@@ -237,8 +237,9 @@ def _in_child(root: Path, tests: str, writer: multiprocessing.connection.Connect
     os.environ["PYTHONPATH"] = str(root)
     arguments = [part.strip("'") for part in re.findall(r"'[^']*'|\S+", tests)]
     said = io.StringIO()
+    quiet = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
     with redirect_stdout(said), redirect_stderr(said):
-        status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *arguments])
+        status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-W", quiet, *arguments])
     if status == pytest.ExitCode.OK:
         noticed = ""
     elif status == pytest.ExitCode.NO_TESTS_COLLECTED:

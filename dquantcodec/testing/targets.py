@@ -81,7 +81,7 @@ def header(data: bytes) -> None:
 
 
 def records(data: bytes) -> None:
-    """Records, packed, behind a good header: a log that covers its tokens, or an error; verification copes."""
+    """Records, packed, behind a good header: a log that covers its tokens, or an error."""
     base = _base("rotated", "exact")
     whole = base[: _records_at(base)] + unpack_blocks(data)
     array = np.frombuffer(repaired(whole), np.uint8)
@@ -99,13 +99,11 @@ def records(data: bytes) -> None:
     for sequence in found:
         ends = [0, *(record.header.end for record in (*sequence.leading, *sequence.pages, *sequence.trailing))]
         assert ends == sorted(ends) and sequence.tokens == ends[-1]
-    for finding in verify(array, rules, log):
-        assert finding.code
 
 
 def index(data: bytes) -> None:
     """An INDEX record behind good records: used only if it says what the records say, or verification tells."""
-    base = _base("rotated", "exact")
+    base = _base("exact", "exact")  # nothing to decode, so that verification is quick
     good = np.frombuffer(base, np.uint8)
     rules = RecordRules(parse_header(good))
     offset = walk(good, rules).records[-1].offset
@@ -206,7 +204,7 @@ def seeds(target: str) -> list[bytes]:
     if target == "header":
         return [base[: _records_at(base)].rstrip(b"\0") for base in bases]
     if target in ("records", "index"):
-        base = _base("rotated", "exact")
+        base = _base("rotated", "exact") if target == "records" else _base("exact", "exact")
         good = np.frombuffer(base, np.uint8)
         offset = walk(good, RecordRules(parse_header(good))).records[-1].offset
         return [pack_blocks(base[_records_at(base) : offset])] if target == "records" else [base[offset:]]
