@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -179,3 +180,20 @@ def test_without_hypothesis_one_line_says_what_to_install() -> None:
     assert run.stderr.splitlines()[-1] == (
         "ImportError: dquantcodec.testing needs Hypothesis: pip install 'dquantcodec[testing]'"
     )
+
+
+GUIDE = Path(__file__).parent.parent / "docs" / "fuzzing.md"
+
+
+def test_the_guide_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every example of docs/fuzzing.md runs, and prints what stands indented behind it."""
+    monkeypatch.chdir(tmp_path)
+    parts = re.split(r"```python\n(.*?)```\n", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    for code, text in zip(parts[1::2], parts[2::2]):
+        exec(compile(code, str(GUIDE), "exec"), names)
+        printed = capsys.readouterr().out
+        if printed:
+            shown = "".join(line[4:] + "\n" for line in text.strip("\n").split("\n\n")[0].split("\n"))
+            assert printed == shown
+    assert (tmp_path / "failing.json").exists()

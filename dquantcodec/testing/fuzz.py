@@ -5,14 +5,17 @@ code, kernels included: they run without a compiler.  Without it, inputs are mut
 finds shallow faults only; the command says which of the two it does.
 
 ``--corpus DIR`` (default: ``tests/corpus/TARGET`` where it exists) holds inputs to begin with; ``--save DIR`` takes new
-ones that reach new code; ``--replay`` runs the corpus once and ends.  An input that fails is written to ``--failing``.
+ones that reach new code; ``--replay`` runs the corpus once and ends.  An input that fails is written to ``--failing``;
+``--json FILE`` adds how many inputs ran.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
+import platform
 import random
 import subprocess
 import sys
@@ -21,6 +24,7 @@ import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 TARGET_NAMES = ("header", "records", "index", "container", "encode", "file")
 
@@ -97,8 +101,10 @@ def fuzz_at_random(target: str, seconds: float, folder: Path | None, failing: Pa
     return runs
 
 
-def fuzz_by_coverage(target: str, seconds: float, folder: Path | None, save: Path | None, failing: Path) -> int:
-    """Atheris for ``seconds``, in a process of its own; its exit status."""
+def fuzz_by_coverage(
+    target: str, seconds: float, folder: Path | None, save: Path | None, failing: Path
+) -> tuple[int, int]:
+    """Atheris for ``seconds``, in a process of its own; its exit status, and how many inputs it ran."""
     from .targets import MOST_BYTES
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -113,12 +119,20 @@ def fuzz_by_coverage(target: str, seconds: float, folder: Path | None, save: Pat
             f"-max_len={MOST_BYTES}", "-print_final_stats=1", "-timeout=60", "-rss_limit_mb=3000",
             f"-exact_artifact_path={failing}",
         ]  # fmt: skip
-        status = subprocess.run(command).returncode
+        runs = 0
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if not line.startswith("INFO: Instrumenting"):
+                    sys.stderr.write(line)
+                if line.startswith("stat::number_of_executed_units:"):
+                    runs = int(line.split()[-1])
+        status = process.returncode
         if save is not None:
             save.mkdir(parents=True, exist_ok=True)
             for path in kept.iterdir():
                 (save / path.name[:16]).write_bytes(path.read_bytes())
-    return status
+    return status, runs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--corpus", type=Path, metavar="DIR")
     parser.add_argument("--save", type=Path, metavar="DIR")
     parser.add_argument("--failing", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--replay", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
@@ -139,11 +154,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if find_spec("atheris") is not None:
         print(f"Atheris fuzzes {chosen.target}, guided by coverage", flush=True)
-        return fuzz_by_coverage(chosen.target, chosen.time, folder, chosen.save, failing)
-    print(f"Atheris is not installed: {chosen.target} gets mutations of the corpus at random, not guided by coverage")
-    runs = fuzz_at_random(chosen.target, chosen.time, folder, failing, chosen.seed)
+        status, runs = fuzz_by_coverage(chosen.target, chosen.time, folder, chosen.save, failing)
+    else:
+        print(
+            f"Atheris is not installed: {chosen.target} gets mutations of the corpus at random, not guided by coverage"
+        )
+        status, runs = 0, fuzz_at_random(chosen.target, chosen.time, folder, failing, chosen.seed)
     print(f"{runs} inputs of {chosen.target} in {chosen.time:g} s")
-    return 0
+    if chosen.json:
+        record(chosen.json, chosen.target, runs, chosen.time, "atheris" if find_spec("atheris") else "random", status)
+    return status
+
+
+def record(path: Path, target: str, runs: int, seconds: float, engine: str, status: int) -> None:
+    """Add a run to the JSON file at ``path``."""
+    stored: dict[str, Any] = {"what": "inputs run by fuzz target", "runs": []}
+    if path.exists():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    stored["runs"].append({
+        "target": target, "inputs": runs, "seconds": seconds, "engine": engine, "failed": bool(status),
+        "command": f"python -m dquantcodec.testing.fuzz {target} --time {seconds:g}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+    })  # fmt: skip
+    path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 
 
 def _without_compiler() -> None:
