@@ -21,8 +21,8 @@ from ..letters import letter_table
 from ..plan import StreamPlan
 from ..plan import budget as whole_budget
 from . import coders
-from .properties import _require
-from .strategies import _tightest, stream_profiles
+from .properties import require
+from .strategies import stream_profiles, tightest
 
 #: ``drift(position, stream, head_dim, budget)``: the symbols, one row a token, of int32 positions ``[T, n]`` in 2**-16
 #: steps of the grid, whose letters may cost ``budget`` in 1/1024 bit.  One sub-stream.
@@ -67,7 +67,7 @@ def drift_by_library(position: NDArray[np.int32], stream: StreamPlan, head_dim: 
 def drift_cases(draw: st.DrawFn) -> DriftCase:
     """Natural and hostile positions, and a budget between that of the cheapest letters and plenty."""
     heads, dim = draw(st.integers(1, 2)), draw(st.sampled_from([4, 7, 12, 20, 33]))
-    stream = _tightest(draw(stream_profiles()), heads, dim, 1, 0)
+    stream = tightest(draw(stream_profiles()), heads, dim, 1, 0)
     n, top = heads * dim, (stream.levels - 1) * ONE
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     kind = draw(st.sampled_from(["zero", "top", "rarest", "alternating", "uniform", "normal", "ties", "outlier"]))
@@ -92,21 +92,21 @@ def drift_keeps_its_budget(drift: Drift, case: DriftCase) -> None:
     """The letters cost no more than the budget, whatever the positions."""
     for row in drift(case.position, case.stream, case.head_dim, case.budget).tolist():
         cost = case.cost(row)
-        _require(cost <= case.budget, f"letters cost {cost} of {case.budget}")
+        require(cost <= case.budget, f"letters cost {cost} of {case.budget}")
 
 
 def drift_moves_nothing_with_room(drift: Drift, case: DriftCase) -> None:
     """With room for all, every symbol is a nearest level."""
     symbols = drift(case.position, case.stream, case.head_dim, 1 << 40)
     distance = np.abs(case.position.astype(np.int64) - (symbols.astype(np.int64) << 16))
-    _require(int(distance.max()) <= ONE // 2, "a symbol is not the nearest level")
+    require(int(distance.max()) <= ONE // 2, "a symbol is not the nearest level")
 
 
 def drift_is_never_worse_than_its_fallback(drift: Drift, case: DriftCase) -> None:
     """The error is at most that of the cheapest letter throughout, the one assignment that always fits."""
     plain = case.cheapest
     for token, row in enumerate(drift(case.position, case.stream, case.head_dim, case.budget).tolist()):
-        _require(case.error(token, row) <= case.error(token, plain), "repeating the cheapest letter is better")
+        require(case.error(token, row) <= case.error(token, plain), "repeating the cheapest letter is better")
 
 
 def rungs_trade_error_for_rate(case: DriftCase) -> None:
@@ -118,8 +118,8 @@ def rungs_trade_error_for_rate(case: DriftCase) -> None:
         for cuts in limits:
             symbols = (cuts[:, None] < row).sum(axis=0)
             now = case.error(token, symbols.tolist()), float(steps.rates[symbols].sum())
-            _require(before is None or now[0] >= before[0], "the error falls as kappa rises")
-            _require(before is None or now[1] <= before[1] + 1e-9, "the rate rises with kappa")
+            require(before is None or now[0] >= before[0], "the error falls as kappa rises")
+            require(before is None or now[1] <= before[1] + 1e-9, "the rate rises with kappa")
             before = now
 
 
@@ -127,4 +127,4 @@ def costs_are_enough(case: DriftCase) -> None:
     """No letter is charged less than its share is worth, so that a budget kept in costs is kept in bits."""
     frequencies, p = case.stream.frequencies.tolist(), case.stream.precision
     for cost, frequency in set(zip(letter_table(case.stream, case.head_dim).costs.tolist(), frequencies)):
-        _require(coders.cost_is_enough(cost, frequency, p), f"a letter of frequency {frequency} costs {cost}")
+        require(coders.cost_is_enough(cost, frequency, p), f"a letter of frequency {frequency} costs {cost}")

@@ -27,7 +27,7 @@ DecodePage = Callable[[Plan, bytes, int], tuple[NDArray[np.float32], NDArray[np.
 EncodePage = Callable[[Plan, NDArray[np.float32], NDArray[np.float32]], bytes]
 
 
-def _require(holds: object, message: str) -> None:
+def require(holds: object, message: str) -> None:
     """An assertion that ``python -O`` keeps."""
     if not holds:
         raise AssertionError(message)
@@ -39,17 +39,17 @@ def _require(holds: object, message: str) -> None:
 def symbols_come_back(decode: Decode, case: ContainerCase) -> None:
     """A sound container decodes to the symbols that were encoded, without a finding."""
     found, finding = decode(case.plan, case.data)
-    _require(finding is None, f"a sound container has the finding {finding!r}")
-    _require(found is not None and list(map(int, found)) == case.symbols, _difference(found, case.symbols))
+    require(finding is None, f"a sound container has the finding {finding!r}")
+    require(found is not None and list(map(int, found)) == case.symbols, _difference(found, case.symbols))
 
 
 def any_bytes_decode_as_specified(decode: Decode, case: ContainerCase) -> None:
     """Any bytes whatever have the finding, and without overrun or wrong state the symbols, of the specification."""
     expected, code = plain_decode(case.plan, case.data)
     found, finding = decode(case.plan, case.data)
-    _require(finding == code, f"the finding is {finding!r}, the specification says {code!r}")
+    require(finding == code, f"the finding is {finding!r}, the specification says {code!r}")
     if code in (None, "container-padding"):
-        _require(found is not None and list(map(int, found)) == expected, _difference(found, expected))
+        require(found is not None and list(map(int, found)) == expected, _difference(found, expected))
 
 
 def padding_does_not_matter(decode: Decode, case: ContainerCase) -> None:
@@ -57,9 +57,9 @@ def padding_does_not_matter(decode: Decode, case: ContainerCase) -> None:
     expected, code = plain_decode(case.plan, case.data)
     found, finding = decode(case.plan, case.data)
     wanted = None if code == "container-padding" else code
-    _require(finding == wanted, f"the finding is {finding!r}, the specification says {wanted!r}")
+    require(finding == wanted, f"the finding is {finding!r}, the specification says {wanted!r}")
     if wanted is None:
-        _require(found is not None and list(map(int, found)) == expected, _difference(found, expected))
+        require(found is not None and list(map(int, found)) == expected, _difference(found, expected))
 
 
 def decoding_repeats(decode: Decode, case: ContainerCase) -> None:
@@ -68,7 +68,7 @@ def decoding_repeats(decode: Decode, case: ContainerCase) -> None:
     decode(case.plan, bytes(byte ^ 0xFF for byte in case.data))
     again = decode(case.plan, case.data)
     same = first[1] == again[1] and (first[0] is None or (again[0] is not None and list(first[0]) == list(again[0])))
-    _require(same, f"decoding again gives {again!r} after {first!r}")
+    require(same, f"decoding again gives {again!r} after {first!r}")
 
 
 def _difference(found: Sequence[int] | None, expected: Sequence[int] | None) -> str:
@@ -89,12 +89,12 @@ def containers_hold_the_symbols(encode: Encode, case: ContainerCase) -> None:
     data = encode(case.plan, list(case.symbols))
     if data is None:
         shortest = len(plain_words(case.plan, case.symbols))
-        _require(shortest > case.plan.words, f"{shortest} words are enough, the container has {case.plan.words}")
+        require(shortest > case.plan.words, f"{shortest} words are enough, the container has {case.plan.words}")
         return
-    _require(len(data) == case.plan.bytes, f"{len(data)} bytes, the container has {case.plan.bytes}")
+    require(len(data) == case.plan.bytes, f"{len(data)} bytes, the container has {case.plan.bytes}")
     found, finding = plain_decode(case.plan, bytes(data))
-    _require(finding is None, f"the container has the finding {finding!r}")
-    _require(found == case.symbols, _difference(found, case.symbols))
+    require(finding is None, f"the container has the finding {finding!r}")
+    require(found == case.symbols, _difference(found, case.symbols))
 
 
 def what_does_not_fit_is_refused(encode: Encode, case: ContainerCase) -> None:
@@ -103,7 +103,7 @@ def what_does_not_fit_is_refused(encode: Encode, case: ContainerCase) -> None:
     needed = len(plain_words(case.plan, case.symbols))
     if needed > 2:
         data = encode(replace(case.plan, words=needed - 1), list(case.symbols))
-        _require(data is None, f"{needed} words went into {needed - 1}")
+        require(data is None, f"{needed} words went into {needed - 1}")
 
 
 def words_follow_from_the_rate(encode: Encode, case: ContainerCase) -> None:
@@ -118,21 +118,21 @@ def words_follow_from_the_rate(encode: Encode, case: ContainerCase) -> None:
         return
     words = words_of(plan, data)
     decoded = coders.DECODERS[plan.coder](words, plan.letters, plan.frequencies, plan.precision)
-    _require(decoded.letters is not None, "the container is overrun")
+    require(decoded.letters is not None, "the container is overrun")
     letters = decoded.letters or []
     if plan.coder == "prefix":
         exact = coders.prefix_words(letters, plan.frequencies, plan.precision)
-        _require(decoded.used == exact, f"{decoded.used} words, the letters account for {exact}")
+        require(decoded.used == exact, f"{decoded.used} words, the letters account for {exact}")
     else:
         fits = coders.rans_words_fit_the_rate(decoded.used, letters, plan.frequencies, plan.precision)
-        _require(fits, f"{decoded.used} words are not what the letters account for")
+        require(fits, f"{decoded.used} words are not what the letters account for")
 
 
 def encoding_repeats(encode: Encode, case: ContainerCase) -> None:
     """The same symbols give the same bytes."""
     assert case.symbols is not None
     one, two = (encode(case.plan, list(case.symbols)) for _ in range(2))
-    _require(one == two, "encoding the same symbols twice gives two containers")
+    require(one == two, "encoding the same symbols twice gives two containers")
 
 
 # --- Decoders of pages ----------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def pages_decode_to_the_specified_numbers(decode: DecodePage, case: PageCase) ->
     for kind, numbers in zip(KINDS, found):
         wanted = expected[kind]
         numbers = np.asarray(numbers)
-        _require(
+        require(
             numbers.dtype == np.float32 and numbers.shape == wanted.shape,
             f"{kind}s are {numbers.dtype} {numbers.shape}, not float32 {wanted.shape}",
         )
@@ -178,7 +178,7 @@ def tokens_decode_alone(decode: DecodePage, case: PageCase) -> None:
     cut = decode(case.plan, case.page[:used] + b"\xa5" * (len(case.page) - used), tokens)
     for kind, one, other in zip(KINDS, whole, cut):
         same = np.asarray(one)[:tokens].tobytes() == np.asarray(other).tobytes()
-        _require(same, f"{kind}s of {tokens} tokens alone differ")
+        require(same, f"{kind}s of {tokens} tokens alone differ")
 
 
 # --- Encoders of pages ----------------------------------------------------------------------------------------------
@@ -188,9 +188,9 @@ def every_token_fits(encode: EncodePage, case: TensorCase) -> None:
     """The hard budget: whatever finite numbers go in, a page of the right size comes out, all of it sound."""
     page = encode(case.plan, case.keys.copy(), case.values.copy())
     size = PageLayout.of(case.plan).page_bytes
-    _require(len(page) == size, f"{len(page)} bytes, a page has {size}")
+    require(len(page) == size, f"{len(page)} bytes, a page has {size}")
     found = page_findings(bytes(page), case.plan, len(case.keys))
-    _require(not found, f"the page has the findings {found[:3]}")
+    require(not found, f"the page has the findings {found[:3]}")
 
 
 def numbers_come_back_finite(encode: EncodePage, case: TensorCase) -> None:
@@ -198,19 +198,19 @@ def numbers_come_back_finite(encode: EncodePage, case: TensorCase) -> None:
     page = encode(case.plan, case.keys.copy(), case.values.copy())
     decoded = decode_page(bytes(page), case.plan, len(case.keys))
     for kind, x in zip(KINDS, (case.keys, case.values)):
-        _require(np.isfinite(decoded[kind]).all(), f"a {kind} is not finite")
+        require(np.isfinite(decoded[kind]).all(), f"a {kind} is not finite")
         reach = 2 * np.sqrt(case.plan.head_dim) * float(np.abs(x).max())
         distance = float(np.abs(decoded[kind].astype(np.float64) - x).max())
-        _require(distance <= reach, f"a {kind} is {distance} off, the page reaches {reach}")
+        require(distance <= reach, f"a {kind} is {distance} off, the page reaches {reach}")
 
 
 def pages_repeat(encode: EncodePage, case: TensorCase) -> None:
     """The same numbers give the same page, and are left as they were."""
     keys, values = case.keys.copy(), case.values.copy()
     first = bytes(encode(case.plan, keys, values))
-    _require(keys.tobytes() == case.keys.tobytes(), "the encoder changed its keys")
-    _require(values.tobytes() == case.values.tobytes(), "the encoder changed its values")
-    _require(first == bytes(encode(case.plan, keys, values)), "encoding again gives another page")
+    require(keys.tobytes() == case.keys.tobytes(), "the encoder changed its keys")
+    require(values.tobytes() == case.values.tobytes(), "the encoder changed its values")
+    require(first == bytes(encode(case.plan, keys, values)), "encoding again gives another page")
 
 
 def page_findings(page: bytes, plan: Plan, tokens: int) -> list[tuple[str, int, str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -273,11 +272,11 @@ def plans(draw: st.DrawFn, coders: Sequence[str] = CODERS) -> Plan:
             words = max(2, -(-(1 + zeros) // 32)) + spare
             found[kind] = grouped(words, substreams, draw(st.booleans()), 0.7, "least-squares", grouping)
         else:
-            found[kind] = _tightest(draw(stream_profiles(coder)), heads, dim, substreams, spare)
+            found[kind] = tightest(draw(stream_profiles(coder)), heads, dim, substreams, spare)
     return Plan(heads, dim, window, random_signs(heads, dim), found["key"], found["value"], "testing")
 
 
-def _tightest(stream: StreamProfile, heads: int, dim: int, substreams: int, spare: int) -> StreamPlan:
+def tightest(stream: StreamProfile, heads: int, dim: int, substreams: int, spare: int) -> StreamPlan:
     """The plan of a kind with ``spare`` words more than the cheapest letters need."""
     size = heads * dim // substreams
     words = 2
@@ -363,8 +362,3 @@ def pages(draw: st.DrawFn, coders: Sequence[str] = CODERS, kind: str = "valid") 
         if draw(st.booleans()):
             data[:4] = bytes(4)
     return PageCase(case.plan, bytes(data), tokens)
-
-
-def any_of(*made: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """One of several strategies, the first the simplest."""
-    return st.one_of(*made)
