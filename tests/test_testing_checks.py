@@ -44,13 +44,17 @@ def encode_page(plan: Plan, keys: Any, values: Any) -> bytes:
 
 
 def test_the_library_decodes_containers(tmp_path: Path) -> None:
-    names = check_decoder(library_decode, examples=40, vector=tmp_path / "v.json")
+    names = check_decoder(library_decode, examples=50, coders=["prefix", "rans"], vector=tmp_path / "v.json")
+    assert (
+        check_decoder(library_decode, examples=20, coders=["grouped", "trellis"], vector=tmp_path / "v.json") == names
+    )
     assert names == ["symbols_come_back", "any_bytes_decode_as_specified", "decoding_repeats"]
     assert not (tmp_path / "v.json").exists()
 
 
 def test_the_library_encodes_containers(tmp_path: Path) -> None:
-    assert len(check_encoder(library_encode, examples=25, vector=tmp_path / "v.json")) == 4
+    assert len(check_encoder(library_encode, examples=50, coders=["prefix", "rans"], vector=tmp_path / "v.json")) == 4
+    check_encoder(library_encode, examples=12, coders=["grouped", "trellis"], vector=tmp_path / "v.json")
 
 
 def test_the_library_decodes_pages(tmp_path: Path) -> None:

@@ -251,8 +251,11 @@ def _in_child(root: Path, tests: str, writer: multiprocessing.connection.Connect
     writer.close()
 
 
-def run(chosen: Sequence[int]) -> list[dict[str, object]]:
-    """Results of the mutations numbered ``chosen`` from 1; tests must pass first on the code as it is."""
+def run(chosen: Sequence[int], kept: Path | None = None) -> list[dict[str, object]]:
+    """Results of the mutations numbered ``chosen`` from 1; tests must pass first on the code as it is.
+
+    Each is added to the file ``kept`` at once, in place of an older one of the same number.
+    """
     results = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -274,7 +277,22 @@ def run(chosen: Sequence[int]) -> list[dict[str, object]]:
             (root / mutation.file).write_text(before, encoding="utf-8")
             print(f"{seconds:6.1f} s  {number}. {mutation.what}: {noticed or 'NOT NOTICED'}", flush=True)
             results.append({"number": number, **asdict(mutation), "noticed_by": noticed, "seconds": round(seconds, 1)})
+            if kept:
+                keep(kept, results)
     return results
+
+
+def keep(path: Path, results: Sequence[dict[str, object]]) -> None:
+    """Put ``results`` into the JSON file at ``path``, beside those of other mutations."""
+    stored = json.loads(path.read_text(encoding="utf-8"))["mutations"] if path.exists() else []
+    by_number = {row["number"]: row for row in [*stored, *results]}
+    facts = {
+        "what": "mutations of the code and the tests that notice them",
+        "command": "python tools/mutations.py --json benchmarks/results/mutations.json",
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        "mutations": [by_number[number] for number in sorted(by_number)],
+    }
+    path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def table(results: dict[str, object]) -> str:
@@ -321,15 +339,7 @@ def main() -> int:
     import safetensors.numpy  # noqa: F401
     import zstandard  # noqa: F401
 
-    results = run(chosen.only or range(1, len(MUTATIONS) + 1))
-    if chosen.json:
-        facts = {
-            "what": "mutations of the code and the tests that notice them",
-            "command": "python tools/mutations.py --json benchmarks/results/mutations.json",
-            "machine": f"{platform.machine()}, Python {platform.python_version()}",
-            "mutations": results,
-        }
-        chosen.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    results = run(chosen.only or range(1, len(MUTATIONS) + 1), chosen.json)
     return int(any(not row["noticed_by"] for row in results))
 
 

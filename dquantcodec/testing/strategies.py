@@ -120,6 +120,7 @@ def container_plans(draw: st.DrawFn, coders: Sequence[str] = CODERS) -> Containe
         found = draw(groupings(heads, head_dim, states))
         return ContainerPlan("prefix", 0, 0, 0, (), heads, head_dim, 2, found)
     levels = draw(st.sampled_from(_LEVELS))
+    head_dim += draw(st.sampled_from([0, 0, 20]))
     precision = draw(st.integers(8, 15))
     letter = draw(st.sampled_from([k for k in (1, 2, 3, 4) if levels**k <= min(256, 2**precision)]))
     frequencies = draw(tables(coder, levels**letter, precision))
@@ -190,17 +191,29 @@ def containers(draw: st.DrawFn, coders: Sequence[str] = CODERS, kind: str = "val
     if kind == "valid":
         return ContainerCase(plan, row, data)
     if kind == "corrupted":
-        damaged = bytearray(data)
-        for _ in range(draw(st.integers(0, 3))):
-            bit = draw(st.integers(0, 8 * len(data) - 1))
-            damaged[bit // 8] ^= 1 << bit % 8
-        plan = replace(plan, words=max(2, plan.words - draw(st.integers(0, 2))))
-        return ContainerCase(plan, None, bytes(damaged[: plan.bytes]))
+        return _corrupted(draw, plan, data, needed)
     filled = draw(st.sampled_from(["zeros", "ones", "any"]))
     size = plan.bytes
     if filled == "any":
         return ContainerCase(plan, None, draw(st.binary(min_size=size, max_size=size)))
     return ContainerCase(plan, None, (b"\0" if filled == "zeros" else b"\xff") * size)
+
+
+def _corrupted(draw: st.DrawFn, plan: ContainerPlan, data: bytes, needed: int) -> ContainerCase:
+    """Sound but for a word or two too few, sound but for one bit behind its words or in front, or bits flipped."""
+    kind = draw(st.sampled_from(["cut", "padding", "flips"]))
+    if kind == "cut":
+        plan = replace(plan, words=max(2, needed - draw(st.integers(1, 2))))
+        return ContainerCase(plan, None, data[: plan.bytes])
+    damaged = bytearray(data)
+    if kind == "padding":
+        first = 8 * plan.word_bytes * needed
+        bits = [0 if first == 8 * len(data) else draw(st.integers(first, 8 * len(data) - 1))]
+    else:
+        bits = draw(st.lists(st.integers(0, 8 * len(data) - 1), min_size=1, max_size=3))
+    for bit in bits:
+        damaged[bit // 8] ^= 1 << bit % 8
+    return ContainerCase(plan, None, bytes(damaged))
 
 
 def streams(coders: Sequence[str] = CODERS) -> st.SearchStrategy[tuple[ContainerPlan, list[int]]]:
