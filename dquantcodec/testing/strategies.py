@@ -207,8 +207,9 @@ def _corrupted(draw: st.DrawFn, plan: ContainerPlan, data: bytes, needed: int) -
         return ContainerCase(plan, None, data[: plan.bytes])
     damaged = bytearray(data)
     if kind == "padding":
+        # Behind the words in use; the last bit of those, which codes seldom need; the bit in front of them all.
         first = 8 * plan.word_bytes * needed
-        bits = [0 if first == 8 * len(data) else draw(st.integers(first, 8 * len(data) - 1))]
+        bits = [draw(st.sampled_from([first - 1, 0, min(first, 8 * len(data) - 1), 8 * len(data) - 1]))]
     else:
         bits = draw(st.lists(st.integers(0, 8 * len(data) - 1), min_size=1, max_size=3))
     for bit in bits:
