@@ -13,6 +13,7 @@ from dquantcodec.grouping import group_arrays
 from dquantcodec.plan import StreamPlan, budget, make_plan
 from dquantcodec.profile import Profile, StreamProfile
 from dquantcodec.testing import ContainerPlan, library_decode, plain_decode, plain_encode
+from dquantcodec.testing.drifting import DriftCase, drift_by_library, drift_keeps_its_budget
 from dquantcodec.testing.files import rotated_plan, small_plan
 from dquantcodec.testing.pages import decode_page
 from dquantcodec.testing.tensors import HOSTILE, hostile
@@ -89,3 +90,13 @@ def test_groups_keep_their_budget_and_decode_to_the_levels_drift_chose(states: i
             coded = channels >= 0
             middle = arrays.middle[channels[coded]].astype(np.int16)
             assert (found[:4, channels[coded]] == levels[:, coded] + middle).all()
+
+
+@pytest.mark.parametrize("coder", ["rans", "prefix"])
+def test_budgets_are_kept_to_the_last_fraction_of_a_bit(coder: str) -> None:
+    stream = StreamProfile(6, 400, coder, precision=12)
+    plan = make_plan(Profile(stream, stream, window=32, substreams=1), 2, 20)
+    position = np.random.default_rng(0).integers(0, 5 << 16, (12, 40)).astype(np.int32)
+    for budget_bits in np.linspace(budget(plan.key) / 1024, budget(plan.key) / 1024 + 40, 12):
+        case = DriftCase(plan.key, 20, position, int(1024 * budget_bits))
+        drift_keeps_its_budget(drift_by_library, case)

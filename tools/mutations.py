@@ -108,7 +108,7 @@ MUTATIONS = (
     Mutation("the bisection stops early", "dquantcodec/drift.py", "while below + 1 < fits:", "while below + 9 < fits:",
              "tests/test_drift.py -k nearly_fills"),
     Mutation("budgets may be exceeded by a bit", "dquantcodec/drift.py", "if surplus <= 0:", "if surplus <= 1024:",
-             DRIFT + " -k every_property"),
+             EDGES),
     Mutation("thresholds rounded up", "dquantcodec/drift.py", "np.floor(crossing * ONE)", "np.ceil(crossing * ONE + 1)",
              "tests/test_drift.py -k 'tie or brute_force'"),
     Mutation("the fallback repeats one symbol", "dquantcodec/drift.py", "out[i] = cheapest[i % head_dim % letter]",
