@@ -115,7 +115,7 @@ MUTATIONS = (
              "cheapest=table.levels_of[int(plan.frequencies.argmax())],",
              "cheapest=table.levels_of[int(plan.frequencies.argmin())],", "tests/test_drift.py -k 'no_room'"),
     Mutation("a container one word too small is taken", "dquantcodec/plan.py", "if needed > plan.words:",
-             "if needed > plan.words + 1:", "tests/test_drift.py -k 'least_container_is_refused'"),
+             "if needed > plan.words + 1:", "tests/test_drift.py -k 'least_container_holds'"),
     Mutation("container words rounded down", "dquantcodec/profile.py",
              "return max(2, round(self.container * values / REFERENCE_VALUES / self.word_bytes))",
              "return max(2, int(self.container * values / REFERENCE_VALUES / self.word_bytes))",
