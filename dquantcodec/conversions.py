@@ -16,10 +16,12 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from .kernels import kernel
+from .kernels import COMPILED, kernel
 
 #: Without hardware support LLVM would call a runtime function that a just-in-time compiled kernel cannot find.
-HARDWARE_HALF = platform.machine() in ("arm64", "aarch64") or bool(llvm.get_host_cpu_features().get("f16c"))
+HARDWARE_HALF = COMPILED and (
+    platform.machine() in ("arm64", "aarch64") or bool(llvm.get_host_cpu_features().get("f16c"))
+)
 
 
 def half_to_float(bits: NDArray[np.uint16]) -> NDArray[np.float32]:

@@ -10,6 +10,7 @@ is keyed by a hash of the whole package's source: any edit, upgrade or downgrade
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import sys
@@ -20,6 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
+
+#: Unset by ``NUMBA_DISABLE_JIT=1``: kernels then run as Python, see :mod:`dquantcodec.plain_steps`.
+COMPILED = not getattr(numba.config, "DISABLE_JIT", False)
 
 
 def _cache_root() -> Path:
@@ -68,11 +73,22 @@ def _numba_cache_directory(path: Path) -> Iterator[None]:
         config.CACHE_DIR = previous
 
 
+def _silent(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` without NumPy's warnings: compiled code wraps around and divides by zero in silence."""
+
+    @functools.wraps(function)
+    def run(*arguments: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return function(*arguments)
+
+    return run
+
+
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile ``function`` on first call; without a writable cache directory it is compiled in every process."""
+    if not COMPILED:
+        return _silent(function)
     compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
-    if not hasattr(compiled, "enable_caching"):  # NUMBA_DISABLE_JIT returns the plain function
-        return function
     if cache_is_writable():
         # RuntimeError is Numba's word for "no writable place found".
         with contextlib.suppress(RuntimeError, OSError), _numba_cache_directory(cache_directory()):

@@ -21,7 +21,8 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from .kernels import inlined, kernel
+from . import plain_steps
+from .kernels import COMPILED, inlined, kernel
 from .letters import FIELD_BITS, by_token, letter_table, spread_fields
 from .plan import StreamPlan
 from .profile import TILE
@@ -267,6 +268,8 @@ def _walk(count: int) -> Callable[..., Any]:
 
 
 walk_one, walk_four = _walk(1), _walk(4)
+if not COMPILED:
+    plain_steps.replace_steps(globals())
 
 
 @kernel

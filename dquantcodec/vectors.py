@@ -15,6 +15,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from . import plain_steps
+from .kernels import COMPILED
+
 #: Lanes of a row; the same as the tokens of a tile.
 LANES = 32
 #: Lanes a step holds in registers at once: eight rows of eight FP32 fill half the registers of AVX2.
@@ -395,3 +398,6 @@ def _turn_scaled(factors_by_row: bool) -> Callable[..., Any]:
 
 #: From rows of channels (one token's) to rows of lanes, and back.
 turn_tokens_in, turn_tokens_out = _turn_scaled(factors_by_row=False), _turn_scaled(factors_by_row=True)
+
+if not COMPILED:
+    plain_steps.replace_steps(globals())

@@ -9,7 +9,6 @@ from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
-import group_oracles as slow
 import ml_dtypes
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from dquantcodec.grouping import Grouping
 from dquantcodec.plan import Plan, StreamPlan, make_plan
 from dquantcodec.profile import PROFILES, ClassRule
 from dquantcodec.table_choice import MOST_TABLES, Family, choose_tables, entropy
+from dquantcodec.testing import groups as slow
 
 RULES = {"key": ClassRule("student"), "value": ClassRule("normal")}
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 
-import group_oracles as slow
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,6 +23,7 @@ from dquantcodec.group_grid import FARTHEST, fit_scale, grouped_positions, group
 from dquantcodec.grouping import Grouping, Levels, Table, group_arrays
 from dquantcodec.plan import Plan, StreamPlan, grouped
 from dquantcodec.profile import PROFILES
+from dquantcodec.testing import groups as slow
 
 BUMPY = (4, 11)
 GEOMETRIES = [BUMPY, (1, 3), (2, 8), (4, 16), (3, 20), (2, 40), (1, 64)]

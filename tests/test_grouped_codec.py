@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import group_oracles as slow
 import ml_dtypes
 import numpy as np
 import oracles
@@ -25,6 +24,8 @@ from dquantcodec.group_grid import grouped_positions, grouped_scale
 from dquantcodec.page import PageLayout
 from dquantcodec.plan import Plan, StreamPlan, make_plan
 from dquantcodec.profile import PROFILES, Profile
+from dquantcodec.testing import groups as slow
+from dquantcodec.testing.pages import token_levels
 
 #: (heads, head_dim, sub-streams, window)
 GEOMETRIES = [
@@ -309,7 +310,7 @@ def test_symbols_are_the_decoded_levels(geometry: tuple[int, int, int, int]) -> 
         for token in (0, 31, 39):
             page, inside = divmod(token, codec.plan.window)
             at = tile.head_bytes + inside // 32 * tile.tile_bytes + getattr(tile, kind).words_at
-            levels = oracles._token_levels(pages.data[page].tobytes(), at, inside % 32, stream)
+            levels = token_levels(pages.data[page].tobytes(), at, inside % 32, stream, ("key", inside))
             assert {channel: int(symbols[token, channel]) for channel in levels} == levels
             left_out = sorted(set(range(codec.plan.values)) - set(levels))
             assert not symbols[token, left_out].any()

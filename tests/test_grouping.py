@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import group_oracles as slow
 import numpy as np
 import oracles
 import pytest
@@ -20,6 +19,7 @@ from dquantcodec.group_grid import nearest_levels
 from dquantcodec.group_prefix import group_tables
 from dquantcodec.grouping import Grouping, Levels, Table, group_arrays, table_lengths
 from dquantcodec.profile import SOURCES
+from dquantcodec.testing import groups as slow
 
 THREE = Levels((4096, 8192, 4096), 256)
 FIVE = Levels((1000, 3000, 8384, 3000, 1000), 300)

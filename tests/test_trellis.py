@@ -13,10 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import group_oracles as slow
 import numpy as np
 import pytest
-import trellis_oracles as oracle
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -36,6 +34,8 @@ from dquantcodec.grouping import Grouping, Levels, group_arrays, table_lengths
 from dquantcodec.page import read_kind
 from dquantcodec.plan import Plan, StreamPlan, budget
 from dquantcodec.profile import PROFILES, ClassRule, Profile, StreamProfile
+from dquantcodec.testing import groups as slow
+from dquantcodec.testing import trellises as oracle
 from dquantcodec.trellis_classes import NARROWEST_DEPENDENT, dependent_classes, design, quantiles
 from dquantcodec.trellis_drift import drift_dependent, rates, trellis, walk_rows
 

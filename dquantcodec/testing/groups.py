@@ -46,6 +46,11 @@ def letter_weights(fields: Sequence[Sequence[int]]) -> list[int]:
     ]
 
 
+def letter_number(fields: Sequence[int], sizes: Sequence[int]) -> int:
+    """The reverse of :func:`letter_fields`."""
+    return sum(m * prod(sizes[:f]) for f, m in enumerate(fields))
+
+
 def letter_fields(letter: int, sizes: Sequence[int]) -> list[int]:
     found = []
     for size in sizes:

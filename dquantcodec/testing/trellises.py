@@ -8,11 +8,12 @@ from itertools import product
 from math import log2, prod
 from typing import Any
 
-import group_oracles as slow
 import numpy as np
 
-TURN = {4: "0011", 8: "01010101"}
-NEXT = {4: "0/2 2/0 1/3 3/1", 8: "0/2 5/7 1/3 6/4 2/0 4/6 3/1 7/5"}
+from . import groups as slow
+
+TURN = {1: "0", 4: "0011", 8: "01010101"}
+NEXT = {1: "0/0", 4: "0/2 2/0 1/3 3/1", 8: "0/2 5/7 1/3 6/4 2/0 4/6 3/1 7/5"}
 
 
 def turn(states: int, state: int) -> int:
@@ -36,6 +37,55 @@ def follow(states: int, state: int, fields: Sequence[tuple[int, Any]]) -> tuple[
         levels.append(half_steps(k, quantisers[-1]) if found.second else k)
         state = after(states, state, k) if found.second else state
     return quantisers, levels, state
+
+
+def index_of(states: int, state: int, level: int, found: Any) -> tuple[int, int]:
+    """The field ``m`` and the next state of a decoded level, counted from the lowest.
+
+    Raises ValueError for half steps that the state's quantiser does not have.
+    """
+    q = len(found.weights) // 2
+    if not found.second:
+        return level, state
+    v = level - 2 * q
+    quantiser = turn(states, state)
+    k = (v + ((v > 0) - (v < 0)) * quantiser) // 2
+    if half_steps(k, quantiser) != v or abs(k) > q:
+        raise ValueError(f"quantiser {quantiser} has no level of {v} half steps")
+    return k + q, after(states, state, k)
+
+
+def states_before(grouping: Any, symbols: Sequence[int]) -> list[int]:
+    """The state in which every letter of a stream begins."""
+    found, state = [], 0
+    for group in slow.groups(grouping):
+        classes = table_classes(grouping, group.table)
+        for channels in group.channels:
+            found.append(state)
+            for channel, c in zip(channels, classes, strict=True):
+                _, state = index_of(grouping.states, state, symbols[channel], c)
+    return found
+
+
+def encode(letters: Sequence[int], grouping: Any, part: Sequence[slow.Group]) -> list[int]:
+    """All 32-bit words of one container, without padding words; letters are numbered within a state."""
+    bits, state, following = "0", 0, iter(letters)
+    for group in part:
+        classes = table_classes(grouping, group.table)
+        sizes = [len(c.weights) for c in classes]
+        for _ in group.channels:
+            letter = next(following)
+            bits += code_of(grouping, group.table, state)[letter]
+            fields = list(zip(slow.letter_fields(letter, sizes), classes, strict=True))
+            _, _, state = follow(grouping.states, state, fields)
+    bits += "0" * (-len(bits) % 32)
+    return [int(bits[i : i + 32][::-1], 2) for i in range(0, len(bits), 32)]
+
+
+@lru_cache(maxsize=256)
+def code_of(grouping: Any, number: int, state: int) -> dict[int, str]:
+    """The code of every letter of a table in a state."""
+    return {letter: code for code, letter in codes(grouping, number, state).items()}
 
 
 def table_classes(grouping: Any, number: int) -> list[Any]:

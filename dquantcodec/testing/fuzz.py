@@ -1,0 +1,191 @@
+"""Fuzzing: ``python -m dquantcodec.testing.fuzz TARGET --time 60``.
+
+With Atheris (``pip install atheris``; CPython on Linux and macOS) inputs follow the coverage of the library's Python
+code, kernels included: they run without a compiler.  Without it, inputs are mutations of the corpus at random, which
+finds shallow faults only; the command says which of the two it does.
+
+``--corpus DIR`` (default: ``tests/corpus/TARGET`` where it exists) holds inputs to begin with; ``--save DIR`` takes new
+ones that reach new code; ``--replay`` runs the corpus once and ends.  An input that fails is written to ``--failing``;
+``--json FILE`` adds how many inputs ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+TARGET_NAMES = ("header", "records", "index", "container", "encode", "file")
+
+_WITH_ATHERIS = """
+import sys
+import atheris
+with atheris.instrument_imports(include=["dquantcodec"], enable_loader_override=False):
+    from dquantcodec.testing.targets import TARGETS
+target = TARGETS[sys.argv.pop(1)]
+atheris.Setup(sys.argv, target)
+atheris.Fuzz()
+"""
+
+
+def corpus_of(target: str, folder: Path | None) -> list[bytes]:
+    """The seeds of a target and the inputs in ``folder``."""
+    from .targets import seeds
+
+    stored = sorted(folder.iterdir()) if folder is not None and folder.is_dir() else []
+    return seeds(target) + [path.read_bytes() for path in stored if path.is_file()]
+
+
+def replay_corpus(target: str, folder: Path | None) -> int:
+    """Run every input of the corpus once; returns how many.  Raises what the target raises."""
+    from .targets import TARGETS
+
+    inputs = corpus_of(target, folder)
+    for data in inputs:
+        TARGETS[target](data)
+    return len(inputs)
+
+
+def mutated(data: bytes, other: bytes, rng: random.Random) -> bytes:
+    """A few random changes: bits, bytes, numbers at the edges, parts removed, repeated or taken from ``other``."""
+    made = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 4, 8))):
+        at = rng.randrange(len(made) + 1)
+        kind = rng.randrange(6)
+        if kind == 0 and at < len(made):
+            made[at] ^= 1 << rng.randrange(8)
+        elif kind == 1 and at < len(made):
+            made[at] = rng.randrange(256)
+        elif kind == 2:
+            size = rng.choice((1, 2, 4, 8))
+            edge = rng.choice((0, 1, -1, 1 << 8 * size - 1, (1 << 8 * size - 1) - 1))
+            made[at : at + size] = (edge % (1 << 8 * size)).to_bytes(size, "little")
+        elif kind == 3:
+            del made[at : at + rng.choice((1, 2, 8, 64))]
+        elif kind == 4:
+            made[at:at] = made[at : at + rng.choice((1, 4, 32))]
+        elif other:
+            start = rng.randrange(len(other))
+            part = other[start : start + rng.choice((4, 16, 64, 256))]
+            made[at : at + len(part)] = part
+    return bytes(made)
+
+
+def fuzz_at_random(target: str, seconds: float, folder: Path | None, failing: Path, seed: int = 0) -> int:
+    """Mutations of the corpus for ``seconds``; returns how many.  A failing input is written, its error raised."""
+    from .targets import MOST_BYTES, TARGETS
+
+    rng = random.Random(seed)
+    inputs = corpus_of(target, folder)
+    runs, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        data = mutated(rng.choice(inputs), rng.choice(inputs), rng)[:MOST_BYTES]
+        runs += 1
+        try:
+            TARGETS[target](data)
+        except BaseException:
+            failing.write_bytes(data)
+            print(f"failing input: {failing}", file=sys.stderr)
+            raise
+    return runs
+
+
+def fuzz_by_coverage(
+    target: str, seconds: float, folder: Path | None, save: Path | None, failing: Path
+) -> tuple[int, int]:
+    """Atheris for ``seconds``, in a process of its own; its exit status, and how many inputs it ran."""
+    from .targets import MOST_BYTES
+
+    with tempfile.TemporaryDirectory() as scratch:
+        first = Path(scratch) / "corpus"
+        first.mkdir()
+        for data in corpus_of(target, folder):
+            (first / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
+        kept = Path(scratch) / "new"
+        kept.mkdir()
+        command = [
+            sys.executable, "-c", _WITH_ATHERIS, target, str(kept), str(first), f"-max_total_time={round(seconds)}",
+            f"-max_len={MOST_BYTES}", "-print_final_stats=1", "-timeout=60", "-rss_limit_mb=3000",
+            f"-exact_artifact_path={failing}",
+        ]  # fmt: skip
+        runs = 0
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if not line.startswith("INFO: Instrumenting"):
+                    sys.stderr.write(line)
+                if line.startswith("stat::number_of_executed_units:"):
+                    runs = int(line.split()[-1])
+        status = process.returncode
+        if save is not None:
+            save.mkdir(parents=True, exist_ok=True)
+            for path in kept.iterdir():
+                (save / path.name[:16]).write_bytes(path.read_bytes())
+    return status, runs
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m dquantcodec.testing.fuzz", description=__doc__.split("\n")[0])
+    parser.add_argument("target", choices=TARGET_NAMES)
+    parser.add_argument("--time", type=float, default=60, metavar="SECONDS")
+    parser.add_argument("--corpus", type=Path, metavar="DIR")
+    parser.add_argument("--save", type=Path, metavar="DIR")
+    parser.add_argument("--failing", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--replay", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args(arguments)
+    folder = chosen.corpus or Path("tests/corpus") / chosen.target
+    failing = chosen.failing or Path(f"failing-{chosen.target}.bin")
+    if chosen.replay:
+        print(f"{replay_corpus(chosen.target, folder)} inputs of {chosen.target} replayed")
+        return 0
+    if find_spec("atheris") is not None:
+        print(f"Atheris fuzzes {chosen.target}, guided by coverage", flush=True)
+        status, runs = fuzz_by_coverage(chosen.target, chosen.time, folder, chosen.save, failing)
+    else:
+        print(
+            f"Atheris is not installed: {chosen.target} gets mutations of the corpus at random, not guided by coverage"
+        )
+        status, runs = 0, fuzz_at_random(chosen.target, chosen.time, folder, failing, chosen.seed)
+    print(f"{runs} inputs of {chosen.target} in {chosen.time:g} s")
+    if chosen.json:
+        record(chosen.json, chosen.target, runs, chosen.time, "atheris" if find_spec("atheris") else "random", status)
+    return status
+
+
+def record(path: Path, target: str, runs: int, seconds: float, engine: str, status: int) -> None:
+    """Add a run to the JSON file at ``path``."""
+    stored: dict[str, Any] = {"what": "inputs run by fuzz target", "runs": []}
+    if path.exists():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    stored["runs"].append({
+        "target": target, "inputs": runs, "seconds": seconds, "engine": engine, "failed": bool(status),
+        "command": f"python -m dquantcodec.testing.fuzz {target} --time {seconds:g}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+    })  # fmt: skip
+    path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+
+
+def _without_compiler() -> None:
+    """Start again with kernels as Python: compiled ones hide their branches, and do not check their arrays."""
+    if os.environ.get("NUMBA_DISABLE_JIT") != "1":
+        command = [sys.executable, "-m", "dquantcodec.testing.fuzz", *sys.argv[1:]]
+        sys.exit(subprocess.run(command, env={**os.environ, "NUMBA_DISABLE_JIT": "1"}).returncode)
+
+
+if __name__ == "__main__":
+    _without_compiler()
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""Six fuzz targets: each takes any bytes and raises only if the library did something it must not.
+
+Checksums are made right, otherwise no mutation would get behind them.  Files come in *packed* form: u16 lengths and
+contents of the parts, each of which starts at the next multiple of 4096, so that a fuzzer has few zeros to learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from ..codec import Codec
+from ..errors import DQuantError
+from ..file import structs as s
+from ..file.header import parse_header
+from ..file.records import RecordRules
+from ..file.scan import read_log, sequences, walk
+from ..file.verify import verify
+from ..plan import Plan
+from .containers import ContainerPlan, library_decode, plain_decode
+from .files import file_bytes, files_open_or_say_why, repaired, rotated_plan, small_plan
+from .pages import decode_page
+
+#: Larger inputs say nothing that smaller ones do not.
+MOST_BYTES = 1 << 15
+
+
+def pack_blocks(data: bytes) -> bytes:
+    """A file in packed form: its stretches up to long runs of zeros at the ends of 4096-byte blocks."""
+    parts, at = b"", 0
+    while at < len(data):
+        end = at + s.BLOCK
+        while data[end - 1 : end] not in (b"", b"\0") and end < len(data):
+            end += s.BLOCK
+        body = data[at:end].rstrip(b"\0")
+        assert len(body) < 1 << 16
+        parts += len(body).to_bytes(2, "little") + body
+        at = end
+    return parts
+
+
+def unpack_blocks(data: bytes) -> bytes:
+    """The reverse, of any bytes; a part that is cut is taken as far as it goes."""
+    made = b""
+    while len(data) >= 2 and len(made) < 1 << 18:
+        size = int.from_bytes(data[:2], "little")
+        body, data = data[2 : 2 + size], data[2 + size :]
+        made += body.ljust(max(s.BLOCK, s.align(len(body), s.BLOCK)), b"\0")
+    return made
+
+
+@lru_cache(maxsize=8)
+def _base(*kinds: str) -> bytes:
+    return file_bytes(kinds, 43, cuts=(20,), sinks=2, recent=4)
+
+
+def _records_at(data: bytes) -> int:
+    return int.from_bytes(data[12:16], "little")
+
+
+# --- Targets --------------------------------------------------------------------------------------------------------
+
+
+def header(data: bytes) -> None:
+    """A header block without its last zeros: refused, or parsed, and what was parsed packs to the same meaning."""
+    size = max(s.BLOCK, s.align(len(data), s.BLOCK))
+    block = bytearray(data.ljust(size, b"\0"))
+    if len(data) < 1 or data[0] == s.SIGNATURE[0]:
+        block[:12] = s.SIGNATURE + bytes((s.VERSION[0], 0, s.VERSION[1], 0))
+        block[12:16] = size.to_bytes(4, "little")
+    try:
+        found = parse_header(np.frombuffer(repaired(bytes(block), records=False), np.uint8))
+    except DQuantError as error:
+        assert error.code
+        return
+    again = parse_header(np.frombuffer(found.pack(), np.uint8))
+    assert again.pack() == found.pack()
+    assert len(again.layers) == len(found.layers) and again.info == found.info
+
+
+def records(data: bytes) -> None:
+    """Records, packed, behind a good header: a log that covers its tokens, or an error."""
+    base = _base("rotated", "exact")
+    whole = base[: _records_at(base)] + unpack_blocks(data)
+    array = np.frombuffer(repaired(whole), np.uint8)
+    rules = RecordRules(parse_header(array))
+    try:
+        log = read_log(array, rules)
+        found = sequences(log, rules)
+    except DQuantError as error:
+        assert error.code
+        return
+    offset = rules.header.block_bytes
+    for record in log.records:
+        assert record.offset == offset and record.end <= len(whole)
+        offset = record.end
+    for sequence in found:
+        ends = [0, *(record.header.end for record in (*sequence.leading, *sequence.pages, *sequence.trailing))]
+        assert ends == sorted(ends) and sequence.tokens == ends[-1]
+
+
+def index(data: bytes) -> None:
+    """An INDEX record behind good records: used only if it says what the records say, or verification tells."""
+    base = _base("exact", "exact")  # nothing to decode, so that verification is quick
+    good = np.frombuffer(base, np.uint8)
+    rules = RecordRules(parse_header(good))
+    offset = walk(good, rules).records[-1].offset
+    body = bytearray(data.ljust(max(s.BLOCK, s.align(len(data), s.BLOCK)), b"\0"))
+    if len(data) > s.RECORD_BYTES:
+        # The trailer ends the block, as in a file.
+        body[-s.TRAILER.size :] = data[-s.TRAILER.size :].rjust(s.TRAILER.size, b"\0")
+    array = np.frombuffer(repaired(base[:offset] + bytes(body)), np.uint8)
+    try:
+        log = read_log(array, rules)
+        tokens = [sequence.tokens for sequence in sequences(log, rules)]
+    except DQuantError as error:
+        assert error.code
+        return
+    findings = list(verify(array, rules, log))
+    if tokens != [43] or log.torn:
+        assert findings, "the index hides tokens and verification finds nothing"
+
+
+@lru_cache(maxsize=1)
+def container_plans() -> tuple[ContainerPlan, ...]:
+    """The plans that the target ``container`` takes by its first byte."""
+    rotated = rotated_plan()
+    made = [
+        ContainerPlan(
+            stream.coder, stream.levels, stream.letter, stream.precision, tuple(stream.frequencies.tolist()), 1, 8,
+            stream.words,
+        )
+        for stream in (rotated.key, rotated.value)
+    ]  # fmt: skip
+    made.append(ContainerPlan("rans", 2, 1, 15, (1, 2**15 - 1), 1, 12, 4))
+    made.append(ContainerPlan("rans", 3, 2, 8, (200, 1, 1, 1, 1, 1, 1, 1, 49), 2, 5, 5))
+    made.append(ContainerPlan("prefix", 2, 2, 12, (2048, 1024, 512, 512), 2, 5, 2))
+    for plan in (small_plan(), small_plan(4)):
+        stream = plan.key
+        made.append(ContainerPlan("prefix", 0, 0, 0, (), 2, 8, stream.words, stream.grouping))
+    return tuple(made)
+
+
+def container(data: bytes) -> None:
+    """A container of any bytes, of the plan the first byte chooses: what plain Python decodes, and never outside."""
+    plans = container_plans()
+    plan = plans[data[0] % len(plans)] if data else plans[0]
+    body = data[1:][: plan.bytes].ljust(plan.bytes, b"\0")
+    expected, code = plain_decode(plan, body)
+    found, finding = library_decode(plan, body)
+    assert finding == code, (finding, code)
+    if code in (None, "container-padding"):
+        assert found == expected, (found, expected)
+
+
+@lru_cache(maxsize=1)
+def page_plans() -> tuple[Plan, ...]:
+    """The plans that the target ``encode`` takes by its first byte."""
+    return rotated_plan(), small_plan(), small_plan(4)
+
+
+def encode(data: bytes) -> None:
+    """Keys and values of any finite float32 bits: they fit, are sound, and decode as in plain Python."""
+    plan = page_plans()[(data[0] if data else 0) % 3]
+    values = plan.values
+    numbers = np.frombuffer(data[1:][: 4 * (len(data[1:]) // 4)], "<f4")[: 6 * values].astype(np.float32)
+    numbers = np.where(np.isfinite(numbers), numbers, np.float32(0))
+    tokens = max(1, len(numbers) // (2 * values))
+    x = np.zeros(2 * tokens * values, np.float32)
+    x[: min(len(numbers), len(x))] = numbers[: len(x)]
+    keys, vals = x.reshape(2, tokens, plan.kv_heads, plan.head_dim)
+    codec = Codec(plan)
+    pages = codec.encode(keys, vals)
+    assert codec.check(pages) == []
+    expected = decode_page(pages.data[0].tobytes(), plan, tokens)
+    for kind, decoded in zip(("key", "value"), codec.decode(pages)):
+        assert np.isfinite(decoded).all()
+        assert decoded.tobytes() == expected[kind].tobytes()
+
+
+def file(data: bytes) -> None:
+    """A whole file, packed; the first byte says which checksums are made right: opened, verified and read."""
+    flags = data[0] if data else 0
+    made = unpack_blocks(data[1:])
+    files_open_or_say_why(repaired(made, bool(flags & 1), bool(flags & 2), bool(flags & 4)))
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "header": header,
+    "records": records,
+    "index": index,
+    "container": container,
+    "encode": encode,
+    "file": file,
+}
+
+
+def seeds(target: str) -> list[bytes]:
+    """Sound inputs to begin with."""
+    kinds = [("rotated",), ("grouped", "exact"), ("trellis", "absent", "rotated")]
+    bases = [_base(*k) for k in kinds]
+    if target == "header":
+        return [base[: _records_at(base)].rstrip(b"\0") for base in bases]
+    if target in ("records", "index"):
+        base = _base("rotated", "exact") if target == "records" else _base("exact", "exact")
+        good = np.frombuffer(base, np.uint8)
+        offset = walk(good, RecordRules(parse_header(good))).records[-1].offset
+        return [pack_blocks(base[_records_at(base) : offset])] if target == "records" else [base[offset:]]
+    if target == "container":
+        return [bytes([i]) + bytes(plan.bytes) for i, plan in enumerate(container_plans())]
+    if target == "encode":
+        rng = np.random.default_rng(0)
+        return [bytes([i]) + rng.standard_normal(64).astype("<f4").tobytes() for i in range(3)]
+    return [b"\7" + pack_blocks(base) for base in bases]

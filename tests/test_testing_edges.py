@@ -1,0 +1,102 @@
+"""Edges that random cases seldom meet: full containers, estimates that were too low, the last bits of a budget."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dquantcodec import drift, encode, group_prefix
+from dquantcodec.codec import Codec, Pages
+from dquantcodec.group_drift import drift_grouped
+from dquantcodec.group_grid import grouped_positions, grouped_scale
+from dquantcodec.grouping import group_arrays
+from dquantcodec.plan import StreamPlan, budget, make_plan
+from dquantcodec.profile import Profile, StreamProfile
+from dquantcodec.testing import ContainerPlan, library_decode, plain_decode, plain_encode
+from dquantcodec.testing.drifting import DriftCase, drift_by_library, drift_keeps_its_budget
+from dquantcodec.testing.files import rotated_plan, small_plan
+from dquantcodec.testing.pages import decode_page
+from dquantcodec.testing.tensors import HOSTILE, hostile
+from dquantcodec.trellis_drift import drift_dependent
+
+
+def test_a_container_may_be_full_to_its_last_bit() -> None:
+    plan = ContainerPlan("prefix", 2, 1, 8, (128, 128), 1, 63, 2)
+    symbols = [1 - i % 2 for i in range(63)]
+    data = plain_encode(plan, symbols)
+    assert data is not None and data[-1] & 0x80
+    assert plain_decode(plan, data) == library_decode(plan, data) == (symbols, None)
+
+
+def test_streams_that_were_estimated_too_short_are_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The true size decides: with a budget far too generous every container still holds its stream."""
+    stream = StreamProfile(6, 400, "rans", precision=12)
+    plan = make_plan(Profile(stream, stream, window=32, substreams=1), 2, 20)
+    for module in (drift, encode):
+        monkeypatch.setattr(module, "budget", lambda plan: budget(plan) + 12 * 1024)
+    x = np.random.default_rng(0).uniform(-1, 1, (6, 2, 20)).astype(np.float32)
+    codec = Codec(plan)
+    pages = codec.encode(x, x)
+    assert codec.check(pages) == []
+    expected = decode_page(pages.data[0].tobytes(), plan, 6)
+    assert codec.decode_kind(pages, "key").tobytes() == expected["key"].tobytes()
+
+
+@pytest.mark.parametrize("dim", [12, 20, 28])
+def test_blocks_of_every_construction_turn_back(dim: int) -> None:
+    stream = StreamProfile(8, 560, precision=12)
+    codec = Codec(make_plan(Profile(stream, stream, window=32, substreams=1), 1, dim))
+    x = np.random.default_rng(dim).standard_normal((3, 1, dim)).astype(np.float32)
+    pages = codec.encode(x, x)
+    decoded = codec.decode_kind(pages, "value")
+    assert decoded.tobytes() == decode_page(pages.data[0].tobytes(), codec.plan, 3)["value"].tobytes()
+    assert np.square(decoded - x).sum() < 0.1 * np.square(x).sum()
+
+
+def test_bytes_of_absent_tokens_are_found() -> None:
+    codec = Codec(rotated_plan())
+    x = np.random.default_rng(0).standard_normal((5, 2, 8)).astype(np.float32)
+    pages = codec.encode(x, x)
+    layout = codec.layout
+    for at in (layout.key.words_at + 4 * 7, layout.value.affine_at + 4 * 5):
+        data = pages.data.copy()
+        data[0, layout.head_bytes + at] = 1
+        assert "page-unused" in {code for *_, code in codec.check(Pages(data, 5))}, at
+
+
+def positions_of(stream: StreamPlan, kind: str, seed: int) -> np.ndarray:
+    assert stream.grouping is not None
+    x = hostile(kind, 4, 2, 8, seed, small_plan().signs).clip(-60000, 60000).reshape(4, -1)
+    return grouped_positions(x, grouped_scale(x, stream.step, stream.grouping), stream.grouping)
+
+
+@pytest.mark.parametrize("states", [1, 4])
+def test_groups_keep_their_budget_and_decode_to_the_levels_drift_chose(states: int) -> None:
+    stream = small_plan(states).key
+    grouping = stream.grouping
+    assert grouping is not None
+    arrays = group_arrays(grouping)
+    tables = [table for _, _, count, table in arrays.groups.tolist() for _ in range(count)]
+    channels = arrays.row_channel.reshape(-1)
+    for kind in HOSTILE:
+        for seed in range(3):
+            position = positions_of(stream, kind, seed)
+            letters, levels, _ = (drift_grouped if states == 1 else drift_dependent)(position, stream)
+            bits = arrays.lengths[arrays.first[tables] + letters.astype(np.int64)].sum(axis=1)
+            assert int(bits.max()) <= budget(stream) // 1024
+            words = group_prefix.encode(letters, stream)
+            found, status = group_prefix.decode_by_token(words, stream, strict=True)
+            assert not status[:4].any()
+            coded = channels >= 0
+            middle = arrays.middle[channels[coded]].astype(np.int16)
+            assert (found[:4, channels[coded]] == levels[:, coded] + middle).all()
+
+
+@pytest.mark.parametrize("coder", ["rans", "prefix"])
+def test_budgets_are_kept_to_the_last_fraction_of_a_bit(coder: str) -> None:
+    stream = StreamProfile(6, 400, coder, precision=12)
+    plan = make_plan(Profile(stream, stream, window=32, substreams=1), 2, 20)
+    position = np.random.default_rng(0).integers(0, 5 << 16, (12, 40)).astype(np.int32)
+    for budget_bits in np.linspace(budget(plan.key) / 1024, budget(plan.key) / 1024 + 40, 12):
+        case = DriftCase(plan.key, 20, position, int(1024 * budget_bits))
+        drift_keeps_its_budget(drift_by_library, case)

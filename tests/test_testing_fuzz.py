@@ -1,0 +1,72 @@
+"""The fuzz targets: every input of the corpus, without a compiler; what targets are for; the command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dquantcodec.testing import fuzz, targets
+
+CORPUS = Path(__file__).parent / "corpus"
+
+REPLAY = """
+import sys
+from pathlib import Path
+from dquantcodec import kernels
+from dquantcodec.testing.fuzz import TARGET_NAMES, replay_corpus
+assert not kernels.COMPILED
+print(sum(replay_corpus(target, Path(sys.argv[1]) / target) for target in TARGET_NAMES))
+"""
+
+
+def test_the_corpus_replays_without_a_compiler() -> None:
+    stored = sum(1 for path in CORPUS.rglob("*") if path.is_file())
+    assert stored > 50, "the corpus is beside the tests"
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", REPLAY, str(CORPUS)],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) >= stored + 6
+
+
+def test_files_in_packed_form_come_back() -> None:
+    for data in targets.seeds("file"):
+        whole = targets.unpack_blocks(data[1:])
+        assert targets.pack_blocks(whole) == data[1:] and len(whole) % 4096 == 0
+        targets.file(data)
+
+
+def test_seeds_get_behind_the_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    monkeypatch.setattr(targets, "read_log", lambda *given: parsed.append(original(*given)) or parsed[-1])
+    original = targets.walk
+    for data in targets.seeds("records"):
+        targets.records(data)
+    assert len(parsed[0].records) > 4
+
+
+def test_a_failing_input_is_written_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(data: bytes) -> None:
+        assert data.count(b"\xff") < 3, "three of them"
+
+    monkeypatch.setitem(targets.TARGETS, "container", fail)
+    with pytest.raises(AssertionError, match="three of them"):
+        fuzz.fuzz_at_random("container", 60, None, tmp_path / "failing.bin")
+    assert (tmp_path / "failing.bin").read_bytes().count(b"\xff") >= 3
+
+
+def test_the_command_says_when_nothing_guides_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fuzz, "find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    assert fuzz.main(["container", "--time", "0.2"]) == 0
+    said = capsys.readouterr().out
+    assert "not guided by coverage" in said and "inputs of container in 0.2 s" in said
+    assert fuzz.main(["header", "--replay"]) == 0
+    assert "inputs of header replayed" in capsys.readouterr().out
