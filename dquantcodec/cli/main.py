@@ -17,11 +17,11 @@ from types import FrameType
 from typing import NoReturn
 
 from ..errors import DeviceError, DQuantError
-from . import compare, compress, decompress, demo, info, plan, verify
+from . import compare, compress, convert, decompress, demo, info, plan, verify
 from .console import Console, locate, paint
 from .options import CommandParser, common_options
 
-COMMANDS = (demo, compress, decompress, info, verify, compare, plan)
+COMMANDS = (demo, compress, decompress, info, verify, compare, plan, convert)
 
 _SYSTEM_CODES = {
     errno.ENOENT: "not-found",

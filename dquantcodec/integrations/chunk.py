@@ -178,12 +178,12 @@ class ChunkCodec:
 
 
 def chunk_codec(settings: dict[str, Any], layers: int, dtype: str) -> ChunkCodec:
-    """What an engine's configuration asks for.
+    """What the configuration of an engine asks for.
 
     ``plans`` (a ``.dqkv`` file of the model), or ``profile`` with ``kv_heads`` and ``head_dim``: then every layer is
-    rotated, because there is nothing to fit classes to.  ``exact_layers`` (numbers) are not coded, ``threads`` pages are
-    worked on at once.  Raises :class:`InputError` (``chunk-settings``) for anything else, and for a file with another
-    number of layers.
+    rotated, as there is nothing to fit classes to.  ``exact_layers`` (numbers) are not coded, ``threads`` pages
+    are worked on at once.  Raises :class:`InputError` (``chunk-settings``) for anything else, and for a file with
+    another number of layers.
     """
     known = {"plans", "profile", "kv_heads", "head_dim", "exact_layers", "threads"}
     if unknown := set(settings) - known:
