@@ -68,4 +68,4 @@ def _elsewhere(what: str, place: str) -> DeviceError:
 
 
 def _unnamed(what: str, dtype: str) -> InputError:
-    return InputError(f"{what} has dtype {dtype}; expected float16, float32 or bfloat16", code="input-dtype", kind=what)
+    return InputError(f"{what}: dtype {dtype}; expected float16, float32 or bfloat16", code="input-dtype", kind=what)

@@ -81,12 +81,12 @@ def test_other_libraries() -> None:
     assert to_numpy(array, "keys") is array
     assert to_numpy([[1.0, 2.0]], "keys").shape == (1, 2)
     codec = dq.Codec("2.26", kv_heads=1, head_dim=32)
-    with pytest.raises(DeviceError, match=r"keys lies? on DLPack device \(2, 1\)"):
+    with pytest.raises(DeviceError, match=r"keys lies on DLPack device \(2, 1\)"):
         codec.encode(Elsewhere(), Elsewhere())
     with pytest.raises(DeviceError, match="meta"):
         codec.encode(torch.empty(5, 1, 32, device="meta"), array)
     for wrong in (torch.zeros(5, 1, 32, dtype=torch.int32), torch.zeros(5, 1, 32, dtype=torch.float8_e4m3fn)):
-        with pytest.raises(InputError, match="keys have dtype") as caught:
+        with pytest.raises(InputError, match=r"keys.* dtype torch.float8|keys have dtype int32") as caught:
             codec.encode(wrong, array)
         assert caught.value.code == "input-dtype"
     with pytest.raises(InputError, match="dense"):

@@ -139,7 +139,7 @@ def read_state(path: str | PathLike[str]) -> State:
         if cells and found:
             raise UnsupportedError("cells in several streams; save one sequence", code="state-cells")
         if cells:
-            found = State(tokens, *_read_stream(data, cells), streams=streams, stream=stream)
+            found = State(tokens, **_read_stream(data, cells), streams=streams, stream=stream)
     if data.rest:
         raise UnsupportedError(
             f"{data.rest} bytes follow the cache: the model has more than plain attention", code="state-layers"
@@ -149,13 +149,18 @@ def read_state(path: str | PathLike[str]) -> State:
     return found
 
 
-def _read_stream(data: _Bytes, cells: int) -> tuple[list[NDArray[Any]], list[NDArray[Any]], int, bool]:
-    """Keys, values, first position and whether values were transposed."""
+def _read_stream(data: _Bytes, cells: int) -> dict[str, Any]:
+    """The members of a :class:`State` that a stream has, by name."""
     meta = data.array(np.dtype([("position", "<i4"), ("ids", "<u4"), ("id", "<i4")]), cells)
     order = np.argsort(meta["position"], kind="stable")
     positions = meta["position"][order]
     # With a second dimension of positions every cell is longer, and what is read as a count is none.
-    if (meta["ids"] != 1).any() or positions[0] < 0 or (np.diff(positions) != 1).any():
+    if (
+        (meta["ids"] != 1).any()
+        or (meta["id"] != meta["id"][0]).any()
+        or positions[0] < 0
+        or (np.diff(positions) != 1).any()
+    ):
         raise UnsupportedError(
             "cells are not one sequence of consecutive positions in one dimension", code="state-cells"
         )
@@ -179,7 +184,13 @@ def _read_stream(data: _Bytes, cells: int) -> tuple[list[NDArray[Any]], list[NDA
                 f"keys and values of layer {layer} differ in width or type", code="state-layers", layer=layer
             )
         values.append(rows[order])
-    return keys, values, int(positions[0]), bool(transposed)
+    return {
+        "keys": keys,
+        "values": values,
+        "position": int(positions[0]),
+        "transposed": bool(transposed),
+        "sequence": int(meta["id"][0]),
+    }
 
 
 def _read_rows(data: _Bytes, cells: int, layer: int, kind: str) -> NDArray[Any]:
