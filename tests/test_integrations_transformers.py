@@ -113,8 +113,9 @@ def test_one_by_one_or_at_once_the_pages_are_the_same() -> None:
             assert torch.equal(a.keys, other.keys)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("keep_decoded", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "keep_decoded"), [(torch.float32, False), (torch.bfloat16, True), (torch.float16, False)]
+)
 def test_both_attentions_write_the_same(dtype: Any, keep_decoded: bool) -> None:
     model = tiny().to(dtype)
     tokens = prompt(150, batch=2)
@@ -213,8 +214,7 @@ def test_beams_and_speculation_use_it(llama: Any) -> None:
     assert write(llama, tokens, looked_up, prompt_lookup_num_tokens=3) == write(llama, tokens, plain)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
-@pytest.mark.parametrize("tokens", [150, 40])
+@pytest.mark.parametrize(("kind", "tokens"), [("llama", 150), ("gemma3", 150), ("gemma3", 40)])
 def test_another_process_goes_on_with_the_same_text(kind: str, tokens: int, tmp_path: Path) -> None:
     model = tiny(kind).to(torch.bfloat16)
     start = torch.cat([torch.zeros(1, 7, dtype=torch.long), prompt(tokens - 7)], dim=1)

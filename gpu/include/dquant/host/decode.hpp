@@ -175,7 +175,7 @@ inline void rotate_back(float* y, int dim) {
             for (int i = 0; i < size; ++i) u[i] = y[i * run + c];
             for (int i = 0; i < size; ++i) {
                 float sum = 0;
-                for (int k = 0; k < size; ++k) sum = matrix[i][k] > 0 ? sum + u[k] : sum - u[k];
+                for (int k = 0; k < size; ++k) sum = matrix[k][i] > 0 ? sum + u[k] : sum - u[k];
                 y[i * run + c] = sum;
             }
         }
