@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import dquantcodec as dq
 from dquantcodec.errors import ChecksumError, DQuantError, IdentityError, InputError, TruncatedError
+from dquantcodec.integrations import chunk as chunk_module
 from dquantcodec.integrations.chunk import HEADER, ChunkCodec, chunk_codec
 
 LAYERS = [
@@ -107,3 +109,7 @@ def test_plans_come_from_a_file(tmp_path: Path) -> None:
             chunk_codec(wrong, 2, "float16")
     with pytest.raises(InputError, match="2 layers for 3"):
         chunk_codec(settings, 3, "float16")
+
+
+def test_the_example_in_the_documentation_runs() -> None:
+    assert doctest.testmod(chunk_module).failed == 0

@@ -99,14 +99,14 @@ def caches(config: Any, a: argparse.Namespace) -> dict[str, tuple[str, Callable[
     found: dict[str, tuple[str, Callable[[], Any]]] = {"DynamicCache": ("sdpa", lambda: DynamicCache(config=config))}
     for profile in a.profiles.split(","):
         found[f"DQuantCache {profile}"] = ("sdpa", lambda p=profile: DQuantCache(config, p))
-    for backend, axis in (("quanto", 0), ("hqq", 1)):
+    first = a.profiles.split(",")[0]
+    found[f"DQuantCache {first}, attention over pages"] = (ATTENTION, lambda: DQuantCache(config, first))
+    for backend, axis in (("hqq", 1), ("quanto", 0)):
         for bits in (4, 2):
             found[f"QuantizedCache {backend}, {bits} bits"] = (
                 "sdpa",
                 lambda b=backend, n=bits, x=axis: QuantizedCache(b, config, nbits=n, axis_key=x, axis_value=x),
             )
-    first = a.profiles.split(",")[0]
-    found[f"DQuantCache {first}, attention over pages"] = (ATTENTION, lambda: DQuantCache(config, first))
     return found
 
 
