@@ -146,7 +146,7 @@ def main() -> None:
         model.network.set_attn_implementation(attention)
         try:
             row = measure(model.network, tokens, make, arguments)
-        except ImportError as error:
+        except (ImportError, RuntimeError) as error:  # not installed, or its extension cannot be built
             result["rows"].append({"cache": name, "not_run": str(error).split(".")[0]})
             continue
         stock = stock or row

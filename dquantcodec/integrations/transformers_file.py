@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, LinearAttentionCacheLayerMixin
 
 from ..errors import IdentityError, InputError, UnsupportedError
+from ..file import create
 from ..file.layer import Layer
 from ..file.reader import Reader, open
 from ..file.structs import EXACT_ONLY
-from ..file.writer import Writer, create
+from ..file.writer import Writer
 from ..foreign import to_numpy
 from ..plan import make_plan
 from .tensors import as_torch
