@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .errors import InputError
+from .foreign import to_numpy
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = (np.dtype(np.float16), np.dtype(np.float32), BFLOAT16)
@@ -17,7 +18,7 @@ FLOATS = (np.dtype(np.float16), np.dtype(np.float32), BFLOAT16)
 def as_tensor(array: ArrayLike | Any, kind: str, kv_heads: int, head_dim: int) -> NDArray[Any]:
     """``array`` as a NumPy array ``[T, kv_heads, head_dim]`` of float16, float32 or bfloat16, without a copy.
 
-    A uint16 array is taken as the bits of bfloat16; other array libraries on the CPU come in through DLPack.
+    A uint16 array is taken as the bits of bfloat16; for arrays of other libraries see :mod:`dquantcodec.foreign`.
     """
     tensor = as_floats(array, kind)
     if tensor.ndim != 3 or tensor.shape[1:] != (kv_heads, head_dim):
@@ -31,10 +32,7 @@ def as_tensor(array: ArrayLike | Any, kind: str, kv_heads: int, head_dim: int) -
 
 def as_floats(array: ArrayLike | Any, kind: str) -> NDArray[Any]:
     """``array`` as a NumPy array of float16, float32 or bfloat16 (uint16 means the bits of bfloat16)."""
-    foreign: Any = array
-    if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
-        foreign = np.from_dlpack(foreign)
-    tensor = np.asarray(foreign)
+    tensor = to_numpy(array, f"{kind}s" if kind in ("key", "value") else kind)
     if tensor.dtype == np.uint16:
         tensor = tensor.view(BFLOAT16)
     if tensor.dtype == np.float64:

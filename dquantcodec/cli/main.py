@@ -17,11 +17,11 @@ from types import FrameType
 from typing import NoReturn
 
 from ..errors import DeviceError, DQuantError
-from . import append, compare, compress, decompress, demo, doctor, info, plan, repack, reshard, verify
+from . import append, compare, compress, convert, decompress, demo, doctor, info, plan, repack, reshard, verify
 from .console import Console, locate, paint
 from .options import CommandParser, common_options
 
-COMMANDS = (demo, compress, append, decompress, info, verify, compare, repack, reshard, plan, doctor)
+COMMANDS = (demo, compress, append, decompress, info, verify, compare, repack, reshard, convert, plan, doctor)
 
 _SYSTEM_CODES = {
     errno.ENOENT: "not-found",

@@ -1,0 +1,73 @@
+"""``dqkv convert``: states of llama.cpp into ``.dqkv`` files, and back."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..profile import DEFAULT_PROFILE, PROFILES
+from .console import Console, size
+from .options import CommandParser, add_threads, check_output, common_options, not_negative, threads
+from .progress import path_of, prepare_kernels, progress
+
+EPILOG = """\
+IN is a sequence state of llama.cpp (version 2; llama_state_seq_save_file, or
+the server's /slots/ID?action=save) of an F16, F32 or BF16 cache, or a .dqkv
+file that was made from one. A state does not say how long its heads are.
+
+  dqkv convert slot.bin slot.dqkv --head-dim 128 --model my-model
+  dqkv convert slot.dqkv slot.bin
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser: CommandParser = commands.add_parser(
+        "convert",
+        parents=[common_options()],
+        help="a state of llama.cpp into a .dqkv file, or back",
+        description="Convert a sequence state of llama.cpp to a .dqkv file, or such a file back to a state.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("file", metavar="IN", help="a state, or a .dqkv file")
+    parser.add_argument("output", metavar="OUT", help="the .dqkv file, or the state, to write")
+    parser.add_argument("--head-dim", type=not_negative, metavar="D", help="values of a head (of a state: required)")
+    parser.add_argument("--profile", choices=PROFILES, default=DEFAULT_PROFILE, help=f"({DEFAULT_PROFILE})")
+    parser.add_argument(
+        "--recent", type=not_negative, default=128, metavar="N", help="newest tokens to keep exact (128)"
+    )
+    parser.add_argument(
+        "--sinks", type=not_negative, metavar="N", help="first tokens to keep exact (what the profile asks for)"
+    )
+    parser.add_argument("--model", default="", metavar="NAME", help="name of the model, kept in the file")
+    add_threads(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    from ..integrations import llama_cpp
+    from ..profile import Profile
+    from ..warm import DECODE, ENCODE
+    from ..warm import path_of as path_of_profile
+
+    check_output(args.output, args.file)
+    if llama_cpp.is_state(args.file):
+        if args.head_dim is None:
+            raise InputError("a state does not say how long its heads are; give --head-dim", code="state-heads")
+        state = llama_cpp.read_state(args.file)
+        prepare_kernels(console, ENCODE, path_of_profile(Profile.named(args.profile)))
+        with progress(console, "encoding", len(state.keys[0]), "tok") as advance:
+            llama_cpp.to_dqkv(
+                state, args.output, args.head_dim, profile=args.profile, recent=args.recent, sinks=args.sinks,
+                model=args.model, threads=threads(args), progress=advance,
+            )  # fmt: skip
+    else:
+        from ..file import open as open_file
+
+        with open_file(args.file, threads=threads(args)) as file:
+            prepare_kernels(console, DECODE, path_of(file))
+            llama_cpp.write_state(args.output, llama_cpp.from_dqkv(file))
+    before, after = (Path(path).stat().st_size for path in (args.file, args.output))
+    console.say(f"{args.file} ({size(before)}) -> {args.output} ({size(after)})")
+    return 0

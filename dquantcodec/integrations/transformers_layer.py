@@ -1,0 +1,341 @@
+"""One layer of a :class:`~dquantcodec.integrations.transformers.DQuantCache`: exact tokens, and pages between them.
+
+Every sequence of a batch is a :class:`Row` of its own.  Rows never change: an update makes new ones, which share pages
+with the old.  Reordering and repeating a batch therefore copies nothing, and beams share what they have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.cache_utils import BaseQuantizedLayer
+
+from ..codec import Codec, Pages
+from ..errors import InputError
+from ..fit import fit_plan
+from ..plan import Plan
+from ..profile import Profile
+from .tensors import DTYPES, as_torch
+
+#: The name of the attention that reads pages, for ``model.set_attn_implementation``.
+ATTENTION = "dquant"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all layers of a cache have in common; see :class:`DQuantCache`."""
+
+    profile: Profile
+    sinks: int
+    recent: int
+    fit_windows: int
+    keep_decoded: bool
+    threads: int
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One sequence: ``padding`` tokens that are not stored, exact leading ones, ``pages``, exact newest ones.
+
+    ``keys`` and ``values`` ``[H, E, D]`` are all exact tokens, leading ones first; ``pages`` uint8 ``[pages,
+    page_bytes]`` hold whole windows; ``decoded`` are keys and values ``[H, C, D]`` of the pages, if they are kept.
+    """
+
+    padding: int
+    keys: torch.Tensor
+    values: torch.Tensor
+    pages: NDArray[np.uint8]
+    decoded: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def exact(self) -> int:
+        return int(self.keys.shape[1])
+
+    def appended(self, keys: torch.Tensor, values: torch.Tensor) -> Row:
+        """With tokens ``[H, t, D]`` more."""
+        return replace(self, keys=torch.cat([self.keys, keys], dim=1), values=torch.cat([self.values, values], dim=1))
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What attention of one forward pass reads instead of keys: the rows with the new tokens still exact."""
+
+    rows: tuple[Row, ...]
+    codec: Codec
+    sinks: int
+    tokens: int
+
+    def columns(self, row: Row) -> tuple[range, NDArray[np.intp]]:
+        """Columns of the attention mask: those of the pages, and those of the exact tokens."""
+        first = row.padding + self.sinks
+        coded = range(first, first + len(row.pages) * self.codec.plan.window)
+        before = np.arange(row.padding, coded.start)
+        return coded, np.concatenate([before, np.arange(coded.stop, self.tokens)])
+
+
+class DQuantLayer(BaseQuantizedLayer):  # type: ignore[misc]  # transformers has no types
+    """Keys and values of one full-attention layer.
+
+    ``update`` returns all tokens, those in pages decoded.  What an update adds is exact in what it returns, and coded
+    afterwards if it is due.  A page is coded once and never again.
+    """
+
+    is_croppable = True
+
+    cumulative_length: int
+
+    def __init__(
+        self,
+        number: int,
+        settings: Settings,
+        config: Any,
+        padding: Sequence[int] | None = None,
+        plan: Plan | None = None,
+    ) -> None:
+        super().__init__()
+        self.number = number
+        self.settings = settings
+        self.rows: list[Row] = []
+        self._config = config
+        self._padding = padding
+        self._codec = Codec(plan, threads=settings.threads) if plan else None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the pages, once it is fitted; kept over :meth:`reset`."""
+        return self._codec.plan if self._codec else None
+
+    @property
+    def window(self) -> int:
+        return self.settings.profile.window
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        if key_states.shape != value_states.shape or key_states.dtype not in DTYPES:
+            raise InputError(
+                f"layer {self.number} has keys {list(key_states.shape)} and values {list(value_states.shape)} of "
+                f"{key_states.dtype}; pages hold equal shapes of float16, bfloat16 or float32: name the layer in "
+                "exact_layers",
+                code="cache-layer",
+                layer=self.number,
+            )
+        super().lazy_initialization(key_states, value_states)
+        batch, heads, _, dim = key_states.shape
+        if self.plan and (self.plan.kv_heads, self.plan.head_dim) != (heads, dim):
+            raise InputError(
+                f"layer {self.number} has {heads} heads of {dim}, its plan {self.plan.kv_heads} of "
+                f"{self.plan.head_dim}",
+                code="layer-profile",
+                layer=self.number,
+            )
+        padding = self._padding or [0]
+        if batch % len(padding):
+            raise InputError(
+                f"a batch of {batch} sequences, but a mask of {len(padding)}", code="cache-batch", layer=self.number
+            )
+        empty = key_states.new_empty(heads, 0, dim)
+        pages = np.empty((0, 0), np.uint8)
+        repeats = batch // len(padding)  # beams of one prompt follow one another
+        self.rows = [Row(p, empty, empty, pages) for p in padding for _ in range(repeats)]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add tokens ``[B, H, t, D]``; returns keys and values ``[B, H, T, D]`` of all of them, padding as zeros.
+
+        With the attention :data:`ATTENTION` and pages there, it returns the new tokens alone, marked with the
+        :class:`Step` that the attention needs.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if len(self.rows) != len(key_states):
+            raise InputError(
+                f"layer {self.number} holds {len(self.rows)} sequences and gets {len(key_states)}",
+                code="cache-batch",
+                layer=self.number,
+            )
+        rows = []
+        for row, keys, values in zip(self.rows, key_states, value_states):
+            skipped = max(0, row.padding - self.cumulative_length)
+            rows.append(row.appended(keys[:, skipped:], values[:, skipped:]))
+        tokens = self.cumulative_length + key_states.shape[2]
+        result: tuple[torch.Tensor, torch.Tensor]
+        if self._codec and any(len(row.pages) for row in rows):
+            if getattr(self._config, "_attn_implementation", None) == ATTENTION:
+                step = Step(tuple(rows), self._codec, self.settings.sinks, tokens)
+                result = marked(key_states, step), value_states
+            else:
+                result = self._all(rows, tokens)
+        elif any(row.padding for row in rows):
+            result = self._all(rows, tokens)
+        else:
+            result = torch.stack([row.keys for row in rows]), torch.stack([row.values for row in rows])
+        self.rows = self._coded(rows)
+        self.cumulative_length = tokens
+        return result
+
+    def _all(self, rows: Sequence[Row], tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values ``[B, H, tokens, D]`` of ``rows``."""
+        heads, _, dim = rows[0].keys.shape
+        keys, values = (rows[0].keys.new_empty(len(rows), heads, tokens, dim) for _ in range(2))
+        for row, all_keys, all_values in zip(rows, keys, values):
+            coded = len(row.pages) * self.window
+            sinks = self.settings.sinks if coded else row.exact
+            first = min(row.padding, tokens)
+            end = first + sinks + coded
+            for exact, part, out in zip((row.keys, row.values), self._decoded(row), (all_keys, all_values)):
+                out[:, :first] = 0
+                out[:, first : first + sinks] = exact[:, :sinks]
+                out[:, first + sinks : end] = part
+                out[:, end:] = exact[:, sinks:]
+        return keys, values
+
+    def _decoded(self, row: Row, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values ``[H, C, D]`` of a row's coded tokens from ``start`` on."""
+        if row.decoded is not None:
+            return row.decoded[0][:, start:], row.decoded[1][:, start:]
+        if not len(row.pages):
+            return row.keys[:, :0], row.values[:, :0]
+        assert self._codec
+        pages = Pages(row.pages, len(row.pages) * self.window)
+        like = row.keys
+        keys, values = self._codec.decode(pages, start, dtype=DTYPES[like.dtype])
+        return tuple(as_torch(x).to(like.device).transpose(0, 1) for x in (keys, values))
+
+    def _coded(self, rows: list[Row]) -> list[Row]:
+        """``rows`` with every window in a page that is due."""
+        due = [max(0, row.exact - self.settings.sinks - self.settings.recent) // self.window for row in rows]
+        if not any(due):
+            return rows
+        if self._codec is None:
+            # Of all rows the one that came first, had the tokens come one by one.
+            first = min(range(len(rows)), key=lambda i: rows[i].padding)
+            if due[first] < self.settings.fit_windows:
+                return rows
+            tokens = self.settings.fit_windows * self.window
+            with self._telling(rows[first]):
+                plan = fit_plan(self.settings.profile, *self._rows_of(rows[first], tokens))
+            self._codec = Codec(plan, threads=self.settings.threads)
+        return [self._with_pages(row, windows) if windows else row for row, windows in zip(rows, due)]
+
+    def _rows_of(self, row: Row, tokens: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Keys and values ``[tokens, H, D]`` of the oldest tokens that wait, in the CPU's memory."""
+        from ..foreign import to_numpy
+
+        part = slice(self.settings.sinks, self.settings.sinks + tokens)
+        keys, values = (x[:, part].transpose(0, 1).cpu() for x in (row.keys, row.values))
+        return to_numpy(keys, "keys"), to_numpy(values, "values")
+
+    def _with_pages(self, row: Row, windows: int) -> Row:
+        assert self._codec
+        sinks, tokens = self.settings.sinks, windows * self.window
+        with self._telling(row):
+            data = self._codec.encode(*self._rows_of(row, tokens)).data
+        keys, values = (torch.cat([x[:, :sinks], x[:, sinks + tokens :]], dim=1) for x in (row.keys, row.values))
+        before = row.pages if len(row.pages) else data[:0]
+        coded = replace(row, keys=keys, values=values, pages=np.concatenate([before, data]))
+        if not self.settings.keep_decoded:
+            return coded
+        new = self._decoded(replace(coded, pages=data, decoded=None))
+        old = row.decoded or (keys[:, :0], values[:, :0])
+        return replace(coded, decoded=(torch.cat([old[0], new[0]], dim=1), torch.cat([old[1], new[1]], dim=1)))
+
+    @contextmanager
+    def _telling(self, row: Row) -> Iterator[None]:
+        """Errors about numbers that are not finite, told in layers, and in tokens of the sequence without padding."""
+        try:
+            yield
+        except InputError as error:
+            if error.code != "input-nonfinite":
+                raise
+            token = self.settings.sinks + len(row.pages) * self.window + int(str(error.where["token"]))
+            where: dict[str, Any] = {**error.where, "layer": self.number, "token": token}
+            raise InputError(
+                f"{where['kind']} of layer {self.number}, token {token}, head {where['head']}, channel "
+                f"{where['channel']} is not finite: the model overflows in this dtype",
+                code=error.code,
+                **where,
+            ) from None
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the newest ``-tokens_to_remove`` tokens.
+
+        Whole pages before the cut stay as they are.  Tokens left over from a page that is cut become exact ones that
+        hold their decoded values; should their window fill again, they are coded a second time.
+        """
+        if tokens_to_remove > 0:
+            raise InputError(
+                f"crop takes minus the number of tokens to remove, not {tokens_to_remove}", code="cache-crop"
+            )
+        if tokens_to_remove == 0 or not self.is_initialized:
+            return
+        self.cumulative_length = max(0, self.cumulative_length + tokens_to_remove)
+        self.rows = [self._cut(row, max(0, self.cumulative_length - row.padding)) for row in self.rows]
+
+    def _cut(self, row: Row, tokens: int) -> Row:
+        """The first ``tokens`` tokens of a row, padding not counted."""
+        coded = len(row.pages) * self.window
+        exact = tokens - coded
+        if exact >= (self.settings.sinks if coded else 0):
+            return replace(row, keys=row.keys[:, :exact].clone(), values=row.values[:, :exact].clone())
+        sinks = min(tokens, self.settings.sinks)
+        pages, rest = divmod(tokens - sinks, self.window)
+        cut = replace(row, pages=row.pages[: pages + 1], decoded=None)
+        tail = self._decoded(cut, pages * self.window)
+        keys, values = (
+            torch.cat([x[:, :sinks], part[:, :rest]], dim=1) for x, part in zip((row.keys, row.values), tail)
+        )
+        decoded = None
+        if row.decoded:
+            decoded = tuple(x[:, : pages * self.window].clone() for x in row.decoded)
+        return Row(row.padding, keys, values, row.pages[:pages].copy(), decoded)
+
+    def restore(self, rows: list[Row], tokens: int) -> None:
+        """Take over ``rows`` of a file, ``tokens`` long with their padding."""
+        super().lazy_initialization(rows[0].keys[None], rows[0].values[None])
+        if self.settings.keep_decoded:
+            rows = [replace(row, decoded=self._decoded(row)) if len(row.pages) else row for row in rows]
+        self.rows, self.cumulative_length = rows, tokens
+
+    def reset(self) -> None:
+        super().reset()
+        self.rows = []
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        self.rows = [self.rows[i] for i in beam_idx.tolist()] if self.rows else []
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.rows = [row for row in self.rows for _ in range(repeats)]
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        places = torch.arange(len(self.rows), device=indices.device)[indices]
+        self.rows = [self.rows[i] for i in places.tolist()]
+
+    def offload(self) -> None:
+        """Nothing: pages are in the CPU's memory, exact tokens are few."""
+
+    def prefetch(self) -> None:
+        """Nothing; see :meth:`offload`."""
+
+    def held(self) -> Iterable[torch.Tensor | NDArray[Any]]:
+        """All arrays that the layer keeps alive."""
+        for row in self.rows:
+            yield from (row.keys, row.values, row.pages, *(row.decoded or ()))
+
+    def _quantize(self, tensor: torch.Tensor) -> Any:
+        raise NotImplementedError("keys and values are coded together")
+
+    def _dequantize(self, q_tensor: Any) -> torch.Tensor:
+        raise NotImplementedError("keys and values are decoded together")
+
+
+def marked(keys: torch.Tensor, step: Step) -> torch.Tensor:
+    """``keys`` as another tensor object that carries ``step``."""
+    keys = keys.view_as(keys)
+    keys._dquant_step = step
+    return keys
