@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
@@ -26,23 +27,27 @@ import texts
 import torch
 from divergence import Window
 from evaluate import evaluate, summary
-from method import Coded, Method
+from method import Coded, Method, Pair
 from numpy.typing import NDArray
 
 from dquantcodec import PROFILES, Codec, Profile, classes, encode, fit, table_choice
-from dquantcodec.grid import row_squares
-from dquantcodec.grouping import Grouping
-from dquantcodec.profile import ClassRule
+from dquantcodec.grid import ONE, row_squares
+from dquantcodec.grouping import Grouping, group_arrays
+from dquantcodec.plan import Plan, StreamPlan
+from dquantcodec.profile import SOURCES, ClassRule
 
 PROFILE = "2.26"
 BASELINE = f"dquantcodec paper as large as {PROFILE}"
 DOCUMENTS = ("novel", "jargon", "config")
+#: Of an entry in a page's list of exceptions: its token, its channel and its value in FP16.
+LISTED_BYTES = 5
 
 
 @dataclass(frozen=True)
 class Variant:
     """A change of the classes: what a :class:`ClassRule` can say, how far levels reach in standard deviations, and
-    whether values beyond are clipped instead of stretching the token's step."""
+    whether values beyond are clipped instead of stretching the token's step, or clipped and listed: kept exactly, at
+    :data:`LISTED_BYTES` each."""
 
     name: str
     field_bits: int = 10
@@ -50,6 +55,7 @@ class Variant:
     precision: int = 12
     reach: float = classes.REACH
     clip: bool = False
+    listed: bool = False
 
     def profile(self) -> Profile:
         profile = PROFILES[PROFILE]
@@ -68,6 +74,8 @@ VARIANTS = (
     Variant("clipped at 3 deviations", reach=3.0, clip=True),
     Variant("clipped at 3.5 deviations", clip=True),
     Variant("clipped at 4.5 deviations", reach=4.5, clip=True),
+    Variant("listed beyond 2.5 deviations", reach=2.5, clip=True, listed=True),
+    Variant("listed beyond 3.5 deviations", clip=True, listed=True),
     Variant("reach 2.5", reach=2.5),
     Variant("reach 3", reach=3.0),
     Variant("reach 4", reach=4.0),
@@ -84,11 +92,7 @@ VARIANTS = (
 @contextmanager
 def designed(variant: Variant) -> Iterator[None]:
     """The library with the classes and the step rule of ``variant``."""
-    with mock.patch.object(classes, "REACH", variant.reach):
-        known = {
-            source: tuple(classes.design(number, source) for number in range(classes.COUNT))
-            for source in ("normal", "student")
-        }
+    known = _designed(variant.reach)
     scale = _clipping_scale if variant.clip else encode.grouped_scale
     _forget()
     with (
@@ -97,6 +101,12 @@ def designed(variant: Variant) -> Iterator[None]:
     ):
         yield
     _forget()
+
+
+@lru_cache(maxsize=8)
+def _designed(reach: float) -> dict[str, tuple[classes.ChannelClass, ...]]:
+    with mock.patch.object(classes, "REACH", reach):
+        return {source: tuple(classes.design(n, source) for n in range(classes.COUNT)) for source in SOURCES}
 
 
 def _forget() -> None:
@@ -110,6 +120,21 @@ def _clipping_scale(x: NDArray[np.float32], step: float, _grouping: Grouping) ->
     row_squares(x, squares, peaks)
     scale: NDArray[np.float16] = (np.sqrt(squares / x.shape[1]) * step).astype(np.float16)
     return scale
+
+
+def list_exceptions(x: NDArray[np.float32], decoded: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> int:
+    """Puts the values beyond the last level of their class into ``decoded``, and counts them; both ``[T, H, D]``."""
+    if stream.grouping is None:
+        return 0
+    position = encode.prepare(x, plan, stream).position
+    arrays = group_arrays(stream.grouping)
+    last = np.array([c.most for c in stream.grouping.classes])[arrays.row_class]
+    beyond = np.abs(position).reshape(len(x), len(last), -1) > (last[:, None] + 0.5) * ONE
+    tokens, places = np.nonzero(beyond.reshape(position.shape))
+    channels = arrays.row_channel.reshape(-1)[places]
+    flat = decoded.reshape(len(x), -1)
+    flat[tokens, channels] = x.reshape(len(x), -1)[tokens, channels].astype(np.float16)
+    return len(tokens)
 
 
 class Letters:
@@ -130,14 +155,32 @@ class Letters:
 
 
 def method(variant: Variant, letters: Letters) -> Method:
-    def code(keys: NDArray[np.float32], values: NDArray[np.float32]) -> Coded:
-        profile = variant.profile()
-        with designed(variant):
-            plan = fit.fit_plan(profile, keys[profile.sinks :], values[profile.sinks :])
-            letters.note(plan)
-            return ours.round_trip(Codec(plan), keys, values, profile.sinks)
+    profile = variant.profile()
 
-    return Method(f"classes: {variant.name}", "class limits", ours.SOURCE, code)
+    def code(keys: NDArray[np.float32], values: NDArray[np.float32]) -> Coded:
+        return together([(keys, values)])[0]
+
+    def together(layers: Sequence[Pair]) -> list[Coded]:
+        with designed(variant):
+            return [one(*pair) for pair in layers]
+
+    def one(keys: NDArray[np.float32], values: NDArray[np.float32]) -> Coded:
+        pair = tuple(x[profile.sinks :] for x in (keys, values))
+        plan = fit.fit_plan(profile, *pair)
+        letters.note(plan)
+        coded = ours.round_trip(Codec(plan), keys, values, profile.sinks)
+        if not variant.listed:
+            return coded
+        decoded = [x[profile.sinks :] for x in (coded.keys, coded.values)]
+        streams = (plan.key, plan.value)
+        key, value = (list_exceptions(x, d, plan, stream) for x, d, stream in zip(pair, decoded, streams))
+        return replace(
+            coded,
+            key_bytes=coded.key_bytes + LISTED_BYTES * key,
+            value_bytes=coded.value_bytes + LISTED_BYTES * value,
+        )
+
+    return Method(f"classes: {variant.name}", "class limits", ours.SOURCE, code, together)
 
 
 def main(argv: Sequence[str]) -> int:
