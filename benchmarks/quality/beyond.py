@@ -126,7 +126,6 @@ def main(argv: Sequence[str]) -> int:
         "rows": result,
     }
     if arguments.keep:
-        names = [method.name for method in methods()]
-        document = earlier.joined(document, arguments.json, ("model", "context", "method"), names, list(BASES))
+        document = earlier.joined(document, arguments.json, ("model", "context", "method"), methods(), BASES)
     arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0

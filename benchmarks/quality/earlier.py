@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from method import Method
 from records import Row
 
 #: KL of one method on the same documents differs between versions of PyTorch by less than this part.
@@ -18,7 +19,7 @@ SAME = 0.01
 
 
 def joined(
-    new: dict[str, Any], path: Path, key: Sequence[str], methods: Sequence[str], baselines: Sequence[str]
+    new: dict[str, Any], path: Path, key: Sequence[str], methods: Sequence[Method], baselines: Sequence[str]
 ) -> dict[str, Any]:
     """``new`` with those rows of the result at ``path`` that it lacks, in the order of models and of ``methods``.
 
@@ -44,7 +45,12 @@ def joined(
         if earlier is None or _count(row) >= _count(earlier):
             rows[place] = row
     models = list(dict.fromkeys(row["model"] for row in [*old["rows"], *new["rows"]]))
-    order = {name: number for number, name in enumerate(methods)}
+    order = {method.name: number for number, method in enumerate(methods)}
+    families = {method.name: method.family for method in methods}
+    for row in rows.values():
+        if "family" in row:
+            # Families are how results are shown, and may have been regrouped since.
+            row["family"] = families.get(row["method"], row["family"])
     result = {**old, **new, "rows": sorted(rows.values(), key=lambda row: _place(row, models, order))}
     for field in ("documents", "models"):
         if field in new:

@@ -251,7 +251,6 @@ def main(argv: list[str]) -> int:
             "rows": result,
         }
         if arguments.keep:
-            names = [method.name for method in all_methods()]
-            document = earlier.joined(document, arguments.json, ("model", "method"), names, [baseline])
+            document = earlier.joined(document, arguments.json, ("model", "method"), all_methods(), [baseline])
         arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 1 if failures else 0

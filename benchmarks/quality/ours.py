@@ -370,23 +370,22 @@ def _at_rate(bits: float, coder: str) -> Callable[[NDArray[np.float32], NDArray[
 
 def methods() -> list[Method]:
     """The named profiles and their variants, and families of rates."""
-    profiles = [Method(f"dquantcodec {name}", "dquantcodec profiles", SOURCE, named(name)) for name in PROFILES]
+    profiles = [Method(f"dquantcodec {name}", _family(name), SOURCE, named(name)) for name in PROFILES]
     profiles += [
-        Method(f"dquantcodec paper as large as {name}", "dquantcodec profiles", SOURCE, _equal(name))
+        Method(f"dquantcodec paper as large as {name}", "dquantcodec paper profiles", SOURCE, _equal(name))
         for name in ("2.26", "1.96")
     ]
     profiles += [
-        Method(f"dquantcodec {name} rotated", "dquantcodec profiles", SOURCE, _rotated(name))
+        Method(f"dquantcodec {name} rotated", "dquantcodec rotated", SOURCE, _rotated(name))
         for name in ("2.26", "1.96", "3.0")
     ]
     profiles += [
-        Method(f"dquantcodec {name} {how}", "dquantcodec profiles", SOURCE, named(name), _planned(name, measured))
+        Method(f"dquantcodec {name} {how}", "dquantcodec planned", SOURCE, named(name), _planned(name, measured))
         for name in ("2.26", "1.96", "2.26-t", "1.96-t")
         for how, measured in (("planned", True), ("planned without the model", False))
     ]
-    profiles.append(
-        Method("dquantcodec 2.26-t of 8 states", "dquantcodec variants", SOURCE, fitted(eight_states("2.26-t")))
-    )
+    eight = fitted(eight_states("2.26-t"))
+    profiles.append(Method("dquantcodec 2.26-t of 8 states", "dquantcodec trellis", SOURCE, eight))
     rates = [
         Method(f"dquantcodec classes {bits:.2f}", "dquantcodec classes", SOURCE, fitted(class_profile(bits)))
         for bits in CLASS_RATES
@@ -397,3 +396,9 @@ def methods() -> list[Method]:
         for bits in RATES
     ]
     return profiles + rates
+
+
+def _family(name: str) -> str:
+    if name.startswith("paper"):
+        return "dquantcodec paper profiles"
+    return "dquantcodec trellis" if name.endswith("-t") else "dquantcodec profiles"

@@ -127,11 +127,15 @@ def limits(result: Result) -> str:
         )
         for variant in variants
     ]
-    head = ("variant", *(f"{model_name(model)}: {what}" for model in models for what in ("ratio", "letters", "tables")))
+    head = (
+        "variant",
+        *(f"{model_name(model)}: {what}" for model in models for what in ("bits", "ratio", "letters", "tables")),
+    )
     text = """What decoders can do is limited: letters are decoded one after another, tables have to fit the memory
         beside a GPU's cores, fields are bits of a table's entry. Each row changes one limit of profile 2.26. The ratio
         is that of the tables above, over the texts that choices were made on; letters are those of 128 channels and
-        tables KB, of keys and of values."""
+        tables KB, of keys and of values. Where values beyond the last level are *listed*, a list of every page keeps
+        them exactly, at 5 bytes each."""
     chosen = bullet(
         """**What was chosen**: levels that reach 3.5 standard deviations, the step stretched for what lies beyond, ten
         field bits, 24 KB of tables for a kind. Twelve field bits need fewer letters, with less gain; fewer tables cost
@@ -140,13 +144,13 @@ def limits(result: Result) -> str:
     return f"## What limits cost\n\n{paragraph(text)}\n\n{table(head, rows)}\n\n{chosen}"
 
 
-def _limit(rows: Sequence[Result], model: str, variant: str) -> tuple[str, str, str]:
+def _limit(rows: Sequence[Result], model: str, variant: str) -> tuple[str, str, str, str]:
     found = next((row for row in rows if (row["model"], row["method"]) == (model, variant)), None)
     if found is None or "key_letters" not in found:
-        return "-", "-", "-"
+        return "-", "-", "-", "-"
     letters = f"{found['key_letters']:.0f} + {found['value_letters']:.0f}"
     tables = f"{found['key_table_bytes'] / 1024:.0f} + {found['value_table_bytes'] / 1024:.0f}"
-    return fixed(found["kl_ratio"]["mean"], 1), letters, tables
+    return fixed(found["bits_per_value"]), fixed(found["kl_ratio"]["mean"], 1), letters, tables
 
 
 def _interval(mean: float, low: float, high: float) -> str:

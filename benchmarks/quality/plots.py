@@ -60,12 +60,16 @@ def rate_curves(axes: Axes, rows: list[Result], measure: str, bars: bool = False
     """A curve a family over stored bits, logarithmic both ways; what is to be labelled."""
     curves = []
     families = by_family(rows, measure)
+    # Named profiles are points of this family's curve, whose rates leave room for them.
+    own = [*families.get("dquantcodec classes", []), *families.get("dquantcodec profiles", [])]
+    if "dquantcodec classes" in families:
+        families["dquantcodec classes"] = sorted(own, key=lambda row: row["bits_per_value"])
     for family, members in families.items():
         look = style(family)
         x = [row["bits_per_value"] for row in members]
         y = [row[measure] for row in members]
         options: dict[str, Any] = look.options()
-        if family == "dquantcodec profiles":
+        if look.marker == "*":
             options |= {"markersize": 9, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 4}
         if bars:
             lengths = list(zip(*(relative_interval(row) for row in members)))
