@@ -19,17 +19,18 @@ SAME = 0.01
 
 
 def joined(
-    new: dict[str, Any], path: Path, key: Sequence[str], methods: Sequence[Method], baselines: Sequence[str]
+    new: dict[str, Any], path: Path, key: Sequence[str], methods: Sequence[Method], baselines: Sequence[str] = ()
 ) -> dict[str, Any]:
     """``new`` with those rows of the result at ``path`` that it lacks, in the order of models and of ``methods``.
 
-    ``key`` are the fields that tell rows apart.  Of two rows of one key that of more documents stays, or the new one.
-    Raises ``ValueError`` where documents, window or baseline differ, or one of ``baselines`` gives other figures.
+    ``key`` are the fields that tell rows apart.  Of two rows of one key that of more documents (or cases asked) stays,
+    or the new one.  Raises ``ValueError`` where documents, window or baseline differ, or one of ``baselines`` has
+    another KL now.
     """
     if not path.exists():
         return new
     old = json.loads(path.read_text(encoding="utf-8"))
-    for field in ("window", "baseline", "chosen_on"):
+    for field in ("window", "baseline", "chosen_on", "recent"):
         if field in new and json.loads(json.dumps(new[field])) != old[field]:
             raise ValueError(f"{path.name} has another {field}: {old[field]}, not {new[field]}")
     texts: dict[str, str] = new.get("documents", {})
@@ -62,8 +63,8 @@ def joined(
 
 
 def _count(row: Row) -> int:
-    documents = row["documents"]
-    return documents if isinstance(documents, int) else len(documents)
+    counted = row["documents"] if "documents" in row else row["asked"]
+    return counted if isinstance(counted, int) else len(counted)
 
 
 def _place(row: Row, models: list[str], order: dict[str, int]) -> tuple[int, int]:

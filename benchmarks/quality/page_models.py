@@ -79,6 +79,21 @@ def headline(models: Result) -> str:
     return " ".join(f"With {DEFAULT}, {sentence}." for sentence in found)
 
 
+def fewer_texts(models: Result) -> str:
+    """What was measured on some of the texts alone, and how plots show it."""
+    families: dict[str, set[int]] = {}
+    for row in models["rows"]:
+        if row["documents"] < len(models["documents"]):
+            families.setdefault(row["family"].removeprefix("dquantcodec "), set()).add(row["documents"])
+    if not families:
+        return ""
+    count = "/".join(map(str, sorted(set().union(*families.values()))))
+    return (
+        f"On {count} texts only: {joined(list(families))}; the plots show their ratio to the baseline on these texts, "
+        "at the baseline's KL on all."
+    )
+
+
 def main_result(results: Results) -> str:
     parts = ["## Main result"]
     if "models" not in results:
@@ -114,7 +129,7 @@ def main_result(results: Results) -> str:
             logarithmic; lower and further left is better. Bars are the intervals of a method's ratio to
             {models["baseline"]}. Our families are this library at other budgets, with nothing chosen on these texts.
             Variance classes have levels up to 127: from about 5.5 bits on, wide channels would need more, tokens take a
-            larger step, and a bit more helps less."""
+            larger step, and a bit more helps less. {fewer_texts(models)}"""
         )
     )
     return "\n\n".join(parts)

@@ -43,7 +43,7 @@ def retrieval(results: Results) -> str:
     tried = [
         f"{row['kept']} of {row['tried']} ({model_name(model)}, {kind})"
         for model, kind in columns
-        for row in [next(row for row in rows if (row["model"], row["kind"]) == (model, kind))]
+        for row in [max((r for r in rows if (r["model"], r["kind"]) == (model, kind)), key=lambda r: r["kept"])]
     ]
     parts.append(
         paragraph(

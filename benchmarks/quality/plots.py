@@ -89,10 +89,19 @@ def rate_curves(axes: Axes, rows: list[Result], measure: str, bars: bool = False
     return curves
 
 
+def on_all_texts(models: Result, row: Result) -> Result:
+    """``row`` with the KL that it would have on all texts if its ratio to the baseline were the same on the others."""
+    base = method_row(models, row["model"], models["baseline"])
+    if base is None or not row["kl_ratio"] or row["documents"] == base["documents"]:
+        return row
+    return {**row, "kl": base["kl"] / row["kl_ratio"]["mean"]}
+
+
 def rate_kl(models: Result, model: str) -> Figure:
     found, (axes,) = figure(7.4, 5.4)
     axes.set_ylabel("KL divergence from full precision, nats a token")
-    curves = rate_curves(axes, [row for row in models["rows"] if row["model"] == model], "kl", bars=True)
+    rows = [on_all_texts(models, row) for row in models["rows"] if row["model"] == model]
+    curves = rate_curves(axes, rows, "kl", bars=True)
     label_curves(found, [(axes, curves)])
     return found
 
