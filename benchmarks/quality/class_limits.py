@@ -47,7 +47,7 @@ LISTED_BYTES = 5
 class Variant:
     """A change of the classes: what a :class:`ClassRule` can say, how far levels reach in standard deviations, and
     whether values beyond are clipped instead of stretching the token's step, or clipped and listed: kept exactly, at
-    :data:`LISTED_BYTES` each."""
+    :data:`LISTED_BYTES` each; and how many of 1024 values' bytes move from values to keys."""
 
     name: str
     field_bits: int = 10
@@ -56,15 +56,17 @@ class Variant:
     reach: float = classes.REACH
     clip: bool = False
     listed: bool = False
+    moved: int = 0
 
     def profile(self) -> Profile:
         profile = PROFILES[PROFILE]
         kinds = {
             kind: replace(
                 getattr(profile, kind),
+                container=getattr(profile, kind).container + moved,
                 classes=ClassRule(source, self.field_bits, self.precision, self.table_bytes),
             )
-            for kind, source in (("key", "student"), ("value", "normal"))
+            for kind, source, moved in (("key", "student", self.moved), ("value", "normal", -self.moved))
         }
         return replace(profile, **kinds, name=self.name)
 
@@ -78,14 +80,13 @@ VARIANTS = (
     Variant("listed beyond 3.5 deviations", clip=True, listed=True),
     Variant("reach 2.5", reach=2.5),
     Variant("reach 3", reach=3.0),
-    Variant("reach 4", reach=4.0),
     Variant("8 field bits", field_bits=8),
-    Variant("11 field bits", field_bits=11),
     Variant("12 field bits", field_bits=12),
     Variant("tables of 16 KB", table_bytes=16 << 10),
     Variant("tables of 48 KB", table_bytes=48 << 10),
-    Variant("tables of 96 KB, codes of 14 bits", table_bytes=96 << 10, precision=14),
     Variant("reach 6, 96 KB", reach=6.0, table_bytes=96 << 10, precision=14),
+    Variant("32 bytes from values to keys", moved=32),
+    Variant("32 bytes from keys to values", moved=-32),
 )
 
 
@@ -195,7 +196,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary here")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
-    window = Window(context=arguments.context)
+    window = Window(context=arguments.context, continuation=0)
     documents = [d for d in texts.chosen(arguments, arguments.models) if d.name in arguments.documents]
     baseline = next(m for m in ours.methods() if m.name == BASELINE)
     rows = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from page_parts import bullet, fixed, joined, paragraph, percent, significant, table
@@ -12,6 +13,7 @@ from result_files import Result, model_name
 #: Files and what their tables are headed with.
 FILES = {"quality-1024.json": "1,024 coded tokens", "quality-2048.json": "2,048 coded tokens"}
 LIMITS = "quality-class-limits.json"
+AIMED = "quality-1024.json"
 
 LEVERS = """
 ## The levers
@@ -69,6 +71,8 @@ def page(results: dict[str, Result]) -> str:
     ]
     if LIMITS in results:
         parts.append(limits(results[LIMITS]))
+    if AIMED in results:
+        parts.append(aims(results[AIMED]))
     parts.append(NOT_DONE.strip())
     return "\n\n".join(parts) + "\n"
 
@@ -117,6 +121,66 @@ def compared(result: Result, what: str) -> str:
     return f"## {what}\n\n{paragraph(text)}\n\n{table(head, rows)}\n\n{paragraph(peers)}"
 
 
+@dataclass(frozen=True)
+class Aim:
+    """What a figure was to be: at least or at most ``goal``; ``figure`` reads it from the rows of a model by method."""
+
+    what: str
+    goal: float
+    most: bool
+    figure: Callable[[dict[str, Result]], float]
+
+    def missed(self, found: float) -> bool:
+        return found > self.goal if self.most else found < self.goal
+
+
+def _of(method: str, field: str) -> Callable[[dict[str, Result]], float]:
+    return lambda rows: float(rows[f"dquantcodec {method}"][field])
+
+
+def _low(rows: dict[str, Result]) -> float:
+    return float(rows["dquantcodec 2.26"]["ci"][0])
+
+
+def _of_three_bits(rows: dict[str, Result]) -> float:
+    ours, paper = rows["dquantcodec 1.96-t"], rows["dquantcodec rans 3.00"]
+    if ours["documents"] != paper["documents"]:
+        raise KeyError("measured on other documents")
+    return float(ours["kl"] / paper["kl"])
+
+
+AIMS = (
+    Aim("2.26: paper's KL / KL at least 8", 8, False, _of("2.26", "kl_ratio_to_paper")),
+    Aim("2.26: lower bound of it at least 6", 6, False, _low),
+    Aim("2.26-t: at least 11", 11, False, _of("2.26-t", "kl_ratio_to_paper")),
+    Aim("2.26-t with planned layers: at least 15", 15, False, _of("2.26-t planned", "kl_ratio_to_paper")),
+    Aim("1.96: at least 8", 8, False, _of("1.96", "kl_ratio_to_paper")),
+    Aim("1.96-t: KL at most 0.6 of the paper's coder at 3 bits", 0.6, True, _of_three_bits),
+    Aim("2.26: top-1 at least 0.94", 0.94, False, _of("2.26", "top1")),
+    Aim("2.26: perplexity ratio at most 1.01", 1.01, True, _of("2.26", "perplexity_ratio")),
+)
+
+
+def aims(result: Result) -> str:
+    """What was aimed at before the library was measured, and what became of it."""
+    models = list(dict.fromkeys(row["model"] for row in result["rows"]))
+    by_model = [{row["method"]: row for row in result["rows"] if row["model"] == model} for model in models]
+    body = [(aim.what, *(_became(aim, rows) for rows in by_model)) for aim in AIMS]
+    text = f"""The aims were set before the library was measured, after a study with ideal code lengths on the same
+        models and mostly other texts. Figures are those of the first table, over all texts; nothing was chosen on texts
+        other than {joined(list(result["chosen_on"]))}."""
+    return f"## What was aimed at\n\n{paragraph(text)}\n\n{table(('aim', *map(model_name, models)), body)}"
+
+
+def _became(aim: Aim, rows: dict[str, Result]) -> str:
+    try:
+        found = aim.figure(rows)
+    except KeyError:
+        return "not measured"
+    shown = fixed(found, 1 if found >= 10 else 3 if aim.goal < 2 else 2)
+    return f"{shown}, **missed**" if aim.missed(found) else shown
+
+
 def limits(result: Result) -> str:
     models = list(dict.fromkeys(row["model"] for row in result["rows"]))
     variants = [row["method"] for row in result["rows"] if row["model"] == models[0] and "key_letters" in row]
@@ -135,7 +199,8 @@ def limits(result: Result) -> str:
         beside a GPU's cores, fields are bits of a table's entry. Each row changes one limit of profile 2.26. The ratio
         is that of the tables above, over the texts that choices were made on; letters are those of 128 channels and
         tables KB, of keys and of values. Where values beyond the last level are *listed*, a list of every page keeps
-        them exactly, at 5 bytes each."""
+        them exactly, at 5 bytes each. The last rows share the bytes of 1024 values otherwise, as near as whole words
+        allow."""
     chosen = bullet(
         """**What was chosen**: levels that reach 3.5 standard deviations, the step stretched for what lies beyond, ten
         field bits, 24 KB of tables for a kind. Twelve field bits need fewer letters, with less gain; fewer tables cost
