@@ -11,8 +11,11 @@ MOST_METHODS = 12
 
 
 def retrieval_methods(rows: list[Result]) -> list[str]:
-    """The :data:`MOST_METHODS` nearest in bits to the first method, which is ours, in the order of the results."""
-    bits = {row["method"]: row["bits_per_value"] for row in reversed(rows)}
+    """The :data:`MOST_METHODS` nearest in bits to the first method, which is ours, in the order of the results.
+
+    Profiles without classes are left out: they are an earlier stage of the same profiles.
+    """
+    bits = {row["method"]: row["bits_per_value"] for row in reversed(rows) if not row["method"].endswith(" rotated")}
     own = rows[0]["bits_per_value"]
     chosen = sorted(bits, key=lambda method: abs(bits[method] - own))[:MOST_METHODS]
     return [method for method in dict.fromkeys(row["method"] for row in rows) if method in chosen]

@@ -33,8 +33,10 @@ from result_files import (
     method_row,
     model_name,
     models_of,
+    on_all_texts,
 )
 
+CLASSES = ("dquantcodec classes", "dquantcodec profiles")
 IMAGES = REPOSITORY / "docs" / "images" / "quality"
 
 
@@ -61,16 +63,18 @@ def rate_curves(axes: Axes, rows: list[Result], measure: str, bars: bool = False
     curves = []
     families = by_family(rows, measure)
     # Named profiles are points of this family's curve, whose rates leave room for them.
-    own = [*families.get("dquantcodec classes", []), *families.get("dquantcodec profiles", [])]
     if "dquantcodec classes" in families:
-        families["dquantcodec classes"] = sorted(own, key=lambda row: row["bits_per_value"])
+        points = sorted((row["bits_per_value"], row[measure]) for name in CLASSES for row in families.get(name, []))
+        axes.plot(*zip(*points), color=style(CLASSES[0]).colour)
     for family, members in families.items():
         look = style(family)
         x = [row["bits_per_value"] for row in members]
         y = [row[measure] for row in members]
         options: dict[str, Any] = look.options()
+        if family == CLASSES[0]:
+            options["linestyle"] = "none"
         if look.marker == "*":
-            options |= {"markersize": 9, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 4}
+            options |= {"markersize": 9, "zorder": 4}
         if bars:
             lengths = list(zip(*(relative_interval(row) for row in members)))
             axes.errorbar(x, y, yerr=lengths, elinewidth=0.8, **options)
@@ -87,14 +91,6 @@ def rate_curves(axes: Axes, rows: list[Result], measure: str, bars: bool = False
     logarithmic(axes.yaxis, low, high, (1, 3))
     rate_axis(axes, [row["bits_per_value"] for row in measured])
     return curves
-
-
-def on_all_texts(models: Result, row: Result) -> Result:
-    """``row`` with the KL that it would have on all texts if its ratio to the baseline were the same on the others."""
-    base = method_row(models, row["model"], models["baseline"])
-    if base is None or not row["kl_ratio"] or row["documents"] == base["documents"]:
-        return row
-    return {**row, "kl": base["kl"] / row["kl_ratio"]["mean"]}
 
 
 def rate_kl(models: Result, model: str) -> Figure:
