@@ -62,6 +62,11 @@ def test_ratios_are_those_of_the_papers_codec_at_equal_bytes() -> None:
     assert by_method["dquantcodec 1.96"]["kl_ratio_to_paper"] == pytest.approx(15)
     assert by_method["dquantcodec paper as large as 1.96"]["kl_ratio_to_paper"] == pytest.approx(1)
     assert "dquantcodec 3.0" not in by_method, "nothing of the paper's is as large"
+    alone = beyond.compared(
+        rows("dquantcodec 2.26", (0.01,), 2.3) + rows("dquantcodec paper as large as 2.26", (0.1,), 2.3)
+    )
+    assert [r["worse_than_a_peer"] for r in alone] == [None, None], "nobody to compare with"
+    assert page_beyond.PEERS == beyond.PEERS
 
 
 def test_the_page_is_what_the_results_say() -> None:

@@ -88,9 +88,13 @@ def compared(rows: Sequence[Row]) -> list[Row]:
     return result
 
 
-def worse_than_a_peer(mine: dict[str, Row], methods: dict[str, dict[str, Row]], documents: Sequence[str]) -> list[str]:
-    """Documents on which a coder of another design, with as many bytes or more, diverges less."""
-    worse = []
+def worse_than_a_peer(
+    mine: dict[str, Row], methods: dict[str, dict[str, Row]], documents: Sequence[str]
+) -> list[str] | None:
+    """Documents on which a coder of another design, with as many bytes or more, diverges less; None without any."""
+    worse: list[str] = []
+    if not any(method.startswith(PEERS) for method in methods):
+        return None
     for document in documents:
         peers = [
             rows[document]

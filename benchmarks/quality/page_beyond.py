@@ -14,6 +14,8 @@ from result_files import Result, model_name
 FILES = {"quality-1024.json": "1,024 coded tokens", "quality-2048.json": "2,048 coded tokens"}
 LIMITS = "quality-class-limits.json"
 AIMED = "quality-1024.json"
+#: Methods of another design, as in :mod:`beyond`, which needs more packages than a page does.
+PEERS = ("KIVI", "QuaRot", "TurboQuant")
 
 LEVERS = """
 ## The levers
@@ -118,7 +120,10 @@ def compared(result: Result, what: str) -> str:
         if behind
         else "On every text 2.26 and 1.96 diverge less than KIVI, QuaRot and TurboQuant with as many bytes or more."
     )
-    return f"## {what}\n\n{paragraph(text)}\n\n{table(head, rows)}\n\n{paragraph(peers)}"
+    parts = [f"## {what}", paragraph(text), table(head, rows)]
+    if any(row["method"].startswith(PEERS) for row in result["rows"]):
+        parts.append(paragraph(peers))
+    return "\n\n".join(parts)
 
 
 @dataclass(frozen=True)
