@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 
 from dquantcodec import PROFILES, Codec, Profile, classes, encode, fit, table_choice
 from dquantcodec.grid import ONE, row_squares
-from dquantcodec.grouping import Grouping, group_arrays
+from dquantcodec.group_grid import grouped_positions
+from dquantcodec.grouping import MAX_GROUP_LETTERS, Grouping, group_arrays
 from dquantcodec.plan import Plan, StreamPlan
 from dquantcodec.profile import SOURCES, ClassRule
 
@@ -95,9 +96,11 @@ def designed(variant: Variant) -> Iterator[None]:
     """The library with the classes and the step rule of ``variant``."""
     known = _designed(variant.reach)
     scale = _clipping_scale if variant.clip else encode.grouped_scale
+    positions = _last_level_positions if variant.listed else encode.grouped_positions
     _forget()
     with (
         mock.patch.object(encode, "grouped_scale", scale),
+        mock.patch.object(encode, "grouped_positions", positions),
         mock.patch.object(table_choice, "dependent_classes", lambda source, _states: known[source]),
     ):
         yield
@@ -123,16 +126,27 @@ def _clipping_scale(x: NDArray[np.float32], step: float, _grouping: Grouping) ->
     return scale
 
 
+def _last_positions(grouping: Grouping) -> NDArray[np.int64]:
+    """Of every place of coded order, the position of the last level of its class."""
+    last = np.array([c.most for c in grouping.classes])[group_arrays(grouping).row_class]
+    return np.repeat(last, MAX_GROUP_LETTERS) * ONE
+
+
+def _last_level_positions(x: NDArray[np.float32], scale: NDArray[np.float16], grouping: Grouping) -> NDArray[np.int32]:
+    """Positions whose listed values are on the last level, so that nothing is fitted to them."""
+    position, last = grouped_positions(x, scale, grouping), _last_positions(grouping)
+    beyond = np.abs(position) > last + ONE // 2
+    return np.where(beyond, np.sign(position) * last, position).astype(np.int32)
+
+
 def list_exceptions(x: NDArray[np.float32], decoded: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> int:
     """Puts the values beyond the last level of their class into ``decoded``, and counts them; both ``[T, H, D]``."""
     if stream.grouping is None:
         return 0
-    position = encode.prepare(x, plan, stream).position
-    arrays = group_arrays(stream.grouping)
-    last = np.array([c.most for c in stream.grouping.classes])[arrays.row_class]
-    beyond = np.abs(position).reshape(len(x), len(last), -1) > (last[:, None] + 0.5) * ONE
-    tokens, places = np.nonzero(beyond.reshape(position.shape))
-    channels = arrays.row_channel.reshape(-1)[places]
+    with mock.patch.object(encode, "grouped_positions", grouped_positions):
+        position = encode.prepare(x, plan, stream).position
+    tokens, places = np.nonzero(np.abs(position) > _last_positions(stream.grouping) + ONE // 2)
+    channels = group_arrays(stream.grouping).row_channel.reshape(-1)[places]
     flat = decoded.reshape(len(x), -1)
     flat[tokens, channels] = x.reshape(len(x), -1)[tokens, channels].astype(np.float16)
     return len(tokens)

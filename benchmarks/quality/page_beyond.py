@@ -40,9 +40,9 @@ with a table of its own. The classes come from the tokens themselves and are sto
 them from a sample of a file, an engine once per model.
 
 **Nothing is clipped.** A value beyond the last level of its class is rare and large, and attention looks at just those:
-clipping one value in a thousand costs more than half of all that classes gain. A token with such a value takes a larger
-step instead, so that the value lies on the last level. No escape codes, no list of exceptions: decoders know nothing of
-it.
+clipping them costs much of what classes gain (the table of limits says how much). A token with such a value takes a
+larger step instead, so that the value lies on the last level. No escape codes, no list of exceptions: decoders know
+nothing of it.
 
 **A trellis** (profiles `2.26-t` and `1.96-t`). Two quantisers half a step apart take turns, and the levels before a
 value say whose turn it is; the encoder finds the cheapest path. Points then lie more densely than on a grid, for up to
