@@ -136,10 +136,7 @@ def fewer_texts(models: Result) -> str:
     if not families:
         return ""
     count = "/".join(map(str, sorted(set().union(*families.values()))))
-    return (
-        f"On {count} texts only: {joined(list(families))}; the plots show their ratio to the baseline on these texts, "
-        "at the baseline's KL on all."
-    )
+    return f"On {count} texts only, and plotted by their ratio to the baseline there: {joined(list(families))}."
 
 
 def main_result(results: Results) -> str:
@@ -165,12 +162,11 @@ def main_result(results: Results) -> str:
     )
     parts.append(
         paragraph(
-            f"""Cells are those of {" / ".join(map(model_name, names))}; a perplexity ratio of 1 is no change. Profiles
-            whose names begin with `paper` are the paper's codec; the others have variance classes, and keep the first
-            token exact. The plots show KL over stored bits, both logarithmic; lower and further left is better. Bars
-            are the intervals of a method's ratio to {models["baseline"]}. Our curves are this library at other budgets.
-            Variance classes have levels up to 127: from about 5.5 bits on, wide channels would need more, tokens take a
-            larger step, and a bit more helps less. {curve_remark(models)} {fewer_texts(models)}"""
+            f"""Cells are those of {" / ".join(map(model_name, names))}. Profiles whose names begin with `paper` are the
+            paper's codec; the others have variance classes, and keep the first token exact. In the plots, both axes
+            logarithmic, lower and further left is better; bars are the intervals of a method's ratio to
+            {models["baseline"]}. Variance classes have levels up to 127; wide channels would need more from about 5.5
+            bits on, where bits help less. {curve_remark(models)} {fewer_texts(models)}"""
         )
     )
     return "\n\n".join(parts)
