@@ -50,8 +50,7 @@ def retrieval(results: Results) -> str:
     ]
     parts.append(
         paragraph(
-            f"""Models this small fail many cases even in full precision. Of the cases tried, these were kept:
-            {joined(tried)}; rows of fewer cases have the first of them. Small differences mean nothing."""
+            f"""Kept of the cases tried: {joined(tried)}; rows of fewer cases have the first of them. Small differences mean nothing."""
         )
     )
     return "\n\n".join(parts)
