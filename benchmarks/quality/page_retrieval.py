@@ -50,7 +50,8 @@ def retrieval(results: Results) -> str:
     ]
     parts.append(
         paragraph(
-            f"""Kept of the cases tried: {joined(tried)}; rows of fewer cases have the first of them. Small differences mean nothing."""
+            f"""Kept of the cases tried: {joined(tried)}; rows of fewer cases have the first of them. Small differences
+            mean nothing."""
         )
     )
     return "\n\n".join(parts)
