@@ -9,9 +9,8 @@ level count and the sharpening of least error on Gaussian streams, computed by :
 at hand.  The library allows 64 levels, whose entropy on streams of 1024 values is 5.3 bits; more bytes would stay
 empty.  Keys, which get more bytes than values, are there at 5 bits per value, where :data:`RATES` ends.
 
-The family of variance classes has no more to choose than containers.  Levels of a class are bytes, at most 127 on each
-side of zero, so a channel gets at most 7 bits or so; beyond, tokens take a larger step and containers stay unfilled.
-:data:`CLASS_RATES` ends where that begins.
+The family of variance classes has no more to choose than containers.  A class has levels up to 127, which wide channels
+use up from about 5.5 bits on; tokens then take a larger step, and more bytes help less.
 
 Constants of the method: rotation signs and letter tables.
 """
