@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+import earlier
 import intervals
 import numpy as np
 import records
 from evaluate import ROWS
+from methods import methods
 from records import Row
 
 #: Documents on which parameters were chosen.
@@ -31,6 +33,7 @@ BASELINES = {
     "dquantcodec 3.0": "",
 }
 BASELINE = "dquantcodec paper as large as 2.26"
+BASES = (BASELINE, "dquantcodec paper as large as 1.96")
 PEERS = ("KIVI", "QuaRot", "TurboQuant")
 
 
@@ -85,9 +88,13 @@ def compared(rows: Sequence[Row]) -> list[Row]:
     return result
 
 
-def worse_than_a_peer(mine: dict[str, Row], methods: dict[str, dict[str, Row]], documents: Sequence[str]) -> list[str]:
-    """Documents on which a coder of another design, with as many bytes or more, diverges less."""
-    worse = []
+def worse_than_a_peer(
+    mine: dict[str, Row], methods: dict[str, dict[str, Row]], documents: Sequence[str]
+) -> list[str] | None:
+    """Documents on which a coder of another design, with as many bytes or more, diverges less; None without any."""
+    worse: list[str] = []
+    if not any(method.startswith(PEERS) for method in methods):
+        return None
     for document in documents:
         peers = [
             rows[document]
@@ -105,6 +112,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python benchmarks/quality beyond", description=__doc__.splitlines()[0])
     parser.add_argument("--rows", nargs="+", type=Path, required=True, metavar="FOLDER", help="as of evaluate --out")
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--keep", action="store_true", help="keep the rows of FILE that the folders lack")
     arguments = parser.parse_args(argv)
     rows = [row for folder in arguments.rows for row in records.read(folder / ROWS)]
     result = compared(rows)
@@ -121,5 +129,7 @@ def main(argv: Sequence[str]) -> int:
         "versions": {package: version(package) for package in ("dquantcodec", "numpy", "torch", "transformers")},
         "rows": result,
     }
+    if arguments.keep:
+        document = earlier.joined(document, arguments.json, ("model", "context", "method"), methods(), BASES)
     arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0

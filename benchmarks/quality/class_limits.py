@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
@@ -26,23 +27,28 @@ import texts
 import torch
 from divergence import Window
 from evaluate import evaluate, summary
-from method import Coded, Method
+from method import Coded, Method, Pair
 from numpy.typing import NDArray
 
 from dquantcodec import PROFILES, Codec, Profile, classes, encode, fit, table_choice
-from dquantcodec.grid import row_squares
-from dquantcodec.grouping import Grouping
-from dquantcodec.profile import ClassRule
+from dquantcodec.grid import ONE, row_squares
+from dquantcodec.group_grid import grouped_positions
+from dquantcodec.grouping import MAX_GROUP_LETTERS, Grouping, group_arrays
+from dquantcodec.plan import Plan, StreamPlan
+from dquantcodec.profile import SOURCES, ClassRule
 
 PROFILE = "2.26"
 BASELINE = f"dquantcodec paper as large as {PROFILE}"
 DOCUMENTS = ("novel", "jargon", "config")
+#: Of an entry in a page's list of exceptions: its token, its channel and its value in FP16.
+LISTED_BYTES = 5
 
 
 @dataclass(frozen=True)
 class Variant:
     """A change of the classes: what a :class:`ClassRule` can say, how far levels reach in standard deviations, and
-    whether values beyond are clipped instead of stretching the token's step."""
+    whether values beyond are clipped instead of stretching the token's step, or clipped and listed: kept exactly, at
+    :data:`LISTED_BYTES` each; and how many of 1024 values' bytes move from values to keys."""
 
     name: str
     field_bits: int = 10
@@ -50,15 +56,18 @@ class Variant:
     precision: int = 12
     reach: float = classes.REACH
     clip: bool = False
+    listed: bool = False
+    moved: int = 0
 
     def profile(self) -> Profile:
         profile = PROFILES[PROFILE]
         kinds = {
             kind: replace(
                 getattr(profile, kind),
+                container=getattr(profile, kind).container + moved,
                 classes=ClassRule(source, self.field_bits, self.precision, self.table_bytes),
             )
-            for kind, source in (("key", "student"), ("value", "normal"))
+            for kind, source, moved in (("key", "student", self.moved), ("value", "normal", -self.moved))
         }
         return replace(profile, **kinds, name=self.name)
 
@@ -68,35 +77,40 @@ VARIANTS = (
     Variant("clipped at 3 deviations", reach=3.0, clip=True),
     Variant("clipped at 3.5 deviations", clip=True),
     Variant("clipped at 4.5 deviations", reach=4.5, clip=True),
+    Variant("listed beyond 2.5 deviations", reach=2.5, clip=True, listed=True),
+    Variant("listed beyond 3.5 deviations", clip=True, listed=True),
     Variant("reach 2.5", reach=2.5),
     Variant("reach 3", reach=3.0),
-    Variant("reach 4", reach=4.0),
     Variant("8 field bits", field_bits=8),
-    Variant("11 field bits", field_bits=11),
     Variant("12 field bits", field_bits=12),
     Variant("tables of 16 KB", table_bytes=16 << 10),
     Variant("tables of 48 KB", table_bytes=48 << 10),
-    Variant("tables of 96 KB, codes of 14 bits", table_bytes=96 << 10, precision=14),
     Variant("reach 6, 96 KB", reach=6.0, table_bytes=96 << 10, precision=14),
+    Variant("32 bytes from values to keys", moved=32),
+    Variant("32 bytes from keys to values", moved=-32),
 )
 
 
 @contextmanager
 def designed(variant: Variant) -> Iterator[None]:
     """The library with the classes and the step rule of ``variant``."""
-    with mock.patch.object(classes, "REACH", variant.reach):
-        known = {
-            source: tuple(classes.design(number, source) for number in range(classes.COUNT))
-            for source in ("normal", "student")
-        }
+    known = _designed(variant.reach)
     scale = _clipping_scale if variant.clip else encode.grouped_scale
+    positions = _last_level_positions if variant.listed else encode.grouped_positions
     _forget()
     with (
         mock.patch.object(encode, "grouped_scale", scale),
+        mock.patch.object(encode, "grouped_positions", positions),
         mock.patch.object(table_choice, "dependent_classes", lambda source, _states: known[source]),
     ):
         yield
     _forget()
+
+
+@lru_cache(maxsize=8)
+def _designed(reach: float) -> dict[str, tuple[classes.ChannelClass, ...]]:
+    with mock.patch.object(classes, "REACH", reach):
+        return {source: tuple(classes.design(n, source) for n in range(classes.COUNT)) for source in SOURCES}
 
 
 def _forget() -> None:
@@ -110,6 +124,32 @@ def _clipping_scale(x: NDArray[np.float32], step: float, _grouping: Grouping) ->
     row_squares(x, squares, peaks)
     scale: NDArray[np.float16] = (np.sqrt(squares / x.shape[1]) * step).astype(np.float16)
     return scale
+
+
+def _last_positions(grouping: Grouping) -> NDArray[np.int64]:
+    """Of every place of coded order, the position of the last level of its class."""
+    last = np.array([c.most for c in grouping.classes])[group_arrays(grouping).row_class]
+    return np.repeat(last, MAX_GROUP_LETTERS) * ONE
+
+
+def _last_level_positions(x: NDArray[np.float32], scale: NDArray[np.float16], grouping: Grouping) -> NDArray[np.int32]:
+    """Positions whose listed values are on the last level, so that nothing is fitted to them."""
+    position, last = grouped_positions(x, scale, grouping), _last_positions(grouping)
+    beyond = np.abs(position) > last + ONE // 2
+    return np.where(beyond, np.sign(position) * last, position).astype(np.int32)
+
+
+def list_exceptions(x: NDArray[np.float32], decoded: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> int:
+    """Puts the values beyond the last level of their class into ``decoded``, and counts them; both ``[T, H, D]``."""
+    if stream.grouping is None:
+        return 0
+    with mock.patch.object(encode, "grouped_positions", grouped_positions):
+        position = encode.prepare(x, plan, stream).position
+    tokens, places = np.nonzero(np.abs(position) > _last_positions(stream.grouping) + ONE // 2)
+    channels = group_arrays(stream.grouping).row_channel.reshape(-1)[places]
+    flat = decoded.reshape(len(x), -1)
+    flat[tokens, channels] = x.reshape(len(x), -1)[tokens, channels].astype(np.float16)
+    return len(tokens)
 
 
 class Letters:
@@ -130,14 +170,32 @@ class Letters:
 
 
 def method(variant: Variant, letters: Letters) -> Method:
-    def code(keys: NDArray[np.float32], values: NDArray[np.float32]) -> Coded:
-        profile = variant.profile()
-        with designed(variant):
-            plan = fit.fit_plan(profile, keys[profile.sinks :], values[profile.sinks :])
-            letters.note(plan)
-            return ours.round_trip(Codec(plan), keys, values, profile.sinks)
+    profile = variant.profile()
 
-    return Method(f"classes: {variant.name}", "class limits", ours.SOURCE, code)
+    def code(keys: NDArray[np.float32], values: NDArray[np.float32]) -> Coded:
+        return together([(keys, values)])[0]
+
+    def together(layers: Sequence[Pair]) -> list[Coded]:
+        with designed(variant):
+            return [one(*pair) for pair in layers]
+
+    def one(keys: NDArray[np.float32], values: NDArray[np.float32]) -> Coded:
+        pair = tuple(x[profile.sinks :] for x in (keys, values))
+        plan = fit.fit_plan(profile, *pair)
+        letters.note(plan)
+        coded = ours.round_trip(Codec(plan), keys, values, profile.sinks)
+        if not variant.listed:
+            return coded
+        decoded = [x[profile.sinks :] for x in (coded.keys, coded.values)]
+        streams = (plan.key, plan.value)
+        key, value = (list_exceptions(x, d, plan, stream) for x, d, stream in zip(pair, decoded, streams))
+        return replace(
+            coded,
+            key_bytes=coded.key_bytes + LISTED_BYTES * key,
+            value_bytes=coded.value_bytes + LISTED_BYTES * value,
+        )
+
+    return Method(f"classes: {variant.name}", "class limits", ours.SOURCE, code, together)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -152,7 +210,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary here")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
-    window = Window(context=arguments.context)
+    window = Window(context=arguments.context, continuation=0)
     documents = [d for d in texts.chosen(arguments, arguments.models) if d.name in arguments.documents]
     baseline = next(m for m in ours.methods() if m.name == BASELINE)
     rows = []

@@ -20,6 +20,7 @@ from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
 
+import earlier
 import intervals
 import models
 import numpy as np
@@ -210,6 +211,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--scored", type=int, default=default.scored, help="teacher-forced tokens after them")
     parser.add_argument("--continuation", type=int, default=default.continuation, help="greedy tokens compared")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary with versions")
+    parser.add_argument("--keep", action="store_true", help="keep the rows of FILE that this run lacks")
     arguments = parser.parse_args(argv)
 
     # Only the command knows all methods; whoever imports this module passes their own.
@@ -248,5 +250,7 @@ def main(argv: list[str]) -> int:
             "versions": versions,
             "rows": result,
         }
+        if arguments.keep:
+            document = earlier.joined(document, arguments.json, ("model", "method"), all_methods(), [baseline])
         arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 1 if failures else 0

@@ -4,6 +4,7 @@
 
 The table averages over layers.  Key error is given raw and centred: over the energy left after each channel's mean of
 128 tokens, which attention hardly sees, is removed.  The attention error is that of the output of the captured queries.
+Methods that plan all layers of a model together are left out.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ def main(argv: list[str] | None = None) -> int:
     rows = []
     print(f"{'method':<28} {'family':<22} bits/value  K NMSE  K centred  V NMSE  attention")
     for method in methods():
+        if method.together:
+            continue
         if arguments.only and not any(text in method.name or text in method.family for text in arguments.only):
             continue
         row = measure(method, inputs)

@@ -1,4 +1,5 @@
-"""dquantcodec as compared methods: its named profiles, and the paper's grid at a family of rates for each coder.
+"""dquantcodec as compared methods: its named profiles, variance classes at a family of rates, and the paper's grid at a
+family of rates for each coder.
 
 A named profile keeps as many leading tokens exact as files do by default, and pays for them.
 
@@ -7,6 +8,9 @@ streams of 1024 values.  :func:`containers` splits them between keys and values;
 level count and the sharpening of least error on Gaussian streams, computed by :func:`gaussian_error` for the geometry
 at hand.  The library allows 64 levels, whose entropy on streams of 1024 values is 5.3 bits; more bytes would stay
 empty.  Keys, which get more bytes than values, are there at 5 bits per value, where :data:`RATES` ends.
+
+The family of variance classes has no more to choose than containers.  A class has levels up to 127, which wide channels
+use up from about 5.5 bits on; tokens then take a larger step, and more bytes help less.
 
 Constants of the method: rotation signs and letter tables.
 """
@@ -28,12 +32,14 @@ from numpy.typing import NDArray
 from dquantcodec import PROFILES, Codec, DQuantError, Profile, StreamProfile
 from dquantcodec.allocate import LayerSample, allocate
 from dquantcodec.drift import symbol_rates, thresholds
+from dquantcodec.errors import InputError
 from dquantcodec.file.groupings import plan_bytes
 from dquantcodec.fit import fit_plan
 from dquantcodec.grid import ONE
 from dquantcodec.letters import letter_table
+from dquantcodec.mid_tread import design
 from dquantcodec.plan import StreamPlan, budget, make_plan
-from dquantcodec.profile import TILE
+from dquantcodec.profile import TILE, ClassRule
 
 #: Written by ``python benchmarks/quality sensitivities``.
 SENSITIVITIES = Path(__file__).resolve().parents[1] / "results" / "quality" / "sensitivities.json"
@@ -43,15 +49,23 @@ SOURCE = "this library; D-Quant, arXiv 2609.19880"
 #: Bits per value of the families.
 RATES = (1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0, 3.5, 4.0, 4.5, 5.0)
 
+#: Bits per value of the family with variance classes; the named profiles lie between.
+CLASS_RATES = (1.6, 4.0, 5.0, 6.0, 8.0)
+
 #: Sub-streams of a token as in the named profiles of each coder.
 SUBSTREAMS = {"prefix": 2, "rans": 1}
 
 #: Bytes that a token's keys and values of 1024 each keep beside their containers: two FP16 pairs, and an INT8 mean per
 #: channel with FP16 scales per 128 tokens, padded (README, "What is stored for a token").
 BESIDE_CONTAINERS = 16.5
+#: The same where tokens keep a scale alone.
+BESIDE_CLASSES = 12.5
 
 #: The paper's containers (section 5.1).
 PAPER_KEY, PAPER_VALUE = 331, 231
+
+#: A rotated stream of at most 63 levels fills no more of 1024 values.
+MOST_ROTATED = 600
 
 LEVELS = range(2, 65)
 SHARPENINGS = (1.0, 1.2, 1.4)
@@ -62,13 +76,14 @@ _TABLE = np.linspace(-9, 9, 18001)
 _CDF = np.array([NormalDist().cdf(y) for y in _TABLE])
 
 
-def containers(bits: float) -> tuple[float, float]:
+def containers(bits: float, beside: float = BESIDE_CONTAINERS) -> tuple[float, float]:
     """Container bytes of keys and of values, for streams of 1024 values, that make ``bits`` per value in all.
 
+    ``beside`` are the bytes that a token keeps beside its containers.
     Up to the paper's budget they share in its ratio (331 to 231); above it, keys keep its 100 bytes more (section 5.4:
     moderately more for keys; a fixed ratio would give them several bits more at high rates).
     """
-    both = bits * 2048 / 8 - BESIDE_CONTAINERS
+    both = bits * 2048 / 8 - beside
     paper = PAPER_KEY + PAPER_VALUE
     apart = (PAPER_KEY - PAPER_VALUE) * min(1.0, both / paper)
     return (both + apart) / 2, (both - apart) / 2
@@ -198,6 +213,33 @@ def rate_profile(bits: float, coder: str, kv_heads: int, head_dim: int) -> Profi
     return Profile(key, value, substreams=SUBSTREAMS[coder], name=f"{bits:.2f} {coder}")
 
 
+def _class_stream(container: float, source: str, gain: str, mean: bool) -> StreamProfile:
+    """A stream in classes; where those suit a layer badly it is rotated, with the fewest levels that fill it."""
+    room = min(container, MOST_ROTATED)
+    for levels in range(3, 65, 2):
+        try:
+            step, weights = design(levels, 1, "prefix", PRECISION, room)
+        except InputError:
+            continue
+        return StreamProfile(
+            levels, container, precision=PRECISION, letter=1, mean=mean, grid="mid-tread", step=step, weights=weights,
+            gain=gain, classes=ClassRule(source),
+        )  # fmt: skip
+    raise ValueError(f"no mid-tread grid fills {room} bytes of 1024 values")
+
+
+@lru_cache(maxsize=32)
+def class_profile(bits: float) -> Profile:
+    """The profile with variance classes of about ``bits`` per value; see the module."""
+    key, value = containers(bits, BESIDE_CLASSES)
+    return Profile(
+        _class_stream(key, "student", "least-squares", mean=True),
+        _class_stream(value, "normal", "unbiased", mean=False),
+        sinks=1,
+        name=f"{bits:.2f} classes",
+    )
+
+
 def stored_bytes(codec: Codec, tokens: int) -> tuple[int, int]:
     """Bytes of keys and of values in the pages of ``tokens`` tokens, the last page cut after its last used tile.
 
@@ -221,12 +263,33 @@ def round_trip(codec: Codec, keys: NDArray[np.float32], values: NDArray[np.float
     return Coded(*rows, *stored)
 
 
-def named(name: str) -> Callable[[NDArray[np.float32], NDArray[np.float32]], Coded]:
+def fitted(profile: Profile) -> Callable[[NDArray[np.float32], NDArray[np.float32]], Coded]:
+    """Round trip by the plan that is fitted to the very tokens, as files do it."""
+
     def code(keys: NDArray[np.float32], values: NDArray[np.float32]) -> Coded:
-        sinks = min(PROFILES[name].sinks, len(keys) - 1)
-        return round_trip(Codec(fit_plan(name, keys[sinks:], values[sinks:])), keys, values, sinks)
+        sinks = min(profile.sinks, len(keys) - 1)
+        return round_trip(Codec(fit_plan(profile, keys[sinks:], values[sinks:])), keys, values, sinks)
 
     return code
+
+
+def named(name: str) -> Callable[[NDArray[np.float32], NDArray[np.float32]], Coded]:
+    return fitted(PROFILES[name])
+
+
+def eight_states(name: str) -> Profile:
+    """The named trellis profile with eight states instead of four, and twice the bytes of tables for them."""
+    profile = PROFILES[name]
+    key, value = (
+        replace(
+            stream,
+            quantiser="trellis-8",
+            classes=replace(stream.classes, table_bytes=2 * stream.classes.table_bytes),
+        )
+        for stream in (profile.key, profile.value)
+        if stream.classes
+    )
+    return replace(profile, key=key, value=value, name=f"{name} of 8 states")
 
 
 def _rotated(name: str) -> Callable[[NDArray[np.float32], NDArray[np.float32]], Coded]:
@@ -305,24 +368,36 @@ def _at_rate(bits: float, coder: str) -> Callable[[NDArray[np.float32], NDArray[
 
 
 def methods() -> list[Method]:
-    """The named profiles and a family of :data:`RATES` for each coder."""
-    profiles = [Method(f"dquantcodec {name}", "dquantcodec profiles", SOURCE, named(name)) for name in PROFILES]
+    """The named profiles and their variants, and families of rates."""
+    profiles = [Method(f"dquantcodec {name}", _family(name), SOURCE, named(name)) for name in PROFILES]
     profiles += [
-        Method(f"dquantcodec paper as large as {name}", "dquantcodec profiles", SOURCE, _equal(name))
+        Method(f"dquantcodec paper as large as {name}", "dquantcodec paper profiles", SOURCE, _equal(name))
         for name in ("2.26", "1.96")
     ]
     profiles += [
-        Method(f"dquantcodec {name} rotated", "dquantcodec profiles", SOURCE, _rotated(name))
+        Method(f"dquantcodec {name} rotated", "dquantcodec rotated", SOURCE, _rotated(name))
         for name in ("2.26", "1.96", "3.0")
     ]
     profiles += [
-        Method(f"dquantcodec {name} {how}", "dquantcodec profiles", SOURCE, named(name), _planned(name, measured))
-        for name in ("2.26", "1.96")
+        Method(f"dquantcodec {name} {how}", "dquantcodec planned", SOURCE, named(name), _planned(name, measured))
+        for name in ("2.26", "1.96", "2.26-t", "1.96-t")
         for how, measured in (("planned", True), ("planned without the model", False))
     ]
+    eight = fitted(eight_states("2.26-t"))
+    profiles.append(Method("dquantcodec 2.26-t of 8 states", "dquantcodec trellis", SOURCE, eight))
     rates = [
+        Method(f"dquantcodec classes {bits:.2f}", "dquantcodec classes", SOURCE, fitted(class_profile(bits)))
+        for bits in CLASS_RATES
+    ]
+    rates += [
         Method(f"dquantcodec {coder} {bits:.2f}", f"dquantcodec {coder}", SOURCE, _at_rate(bits, coder))
         for coder in SUBSTREAMS
         for bits in RATES
     ]
     return profiles + rates
+
+
+def _family(name: str) -> str:
+    if name.startswith("paper"):
+        return "dquantcodec paper profiles"
+    return "dquantcodec trellis" if name.endswith("-t") else "dquantcodec profiles"

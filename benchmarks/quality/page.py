@@ -53,8 +53,8 @@ def introduction() -> str:
                 """This page says what coding a KV cache costs: how far a model's predictions move, what it still
                 finds in its context, and how far the numbers are from those of the paper (D-Quant,
                 [arXiv 2609.19880](https://arxiv.org/abs/2609.19880)). Every figure comes from a file in
-                `benchmarks/results/quality/`. Rows called *rotated* have no variance classes; figures of classes, which
-                files use, are on the page [Beyond the paper](beyond.md)."""
+                `benchmarks/results/quality/`. Our profiles beside the paper's codec at equal bytes are on the page
+                [Beyond the paper](beyond.md)."""
             ),
         ]
     )

@@ -5,13 +5,18 @@ from __future__ import annotations
 from math import log
 from statistics import fmean
 
+import numpy as np
 from page_parts import fixed, image, interval, joined, paragraph, percent, significant, table
-from result_files import Result, Results, method_row, model_name, models_of
+from result_files import Result, Results, method_row, model_name, models_of, on_all_texts
 
 #: Methods are about equal in size within this many bits per value.
 NEAR = 0.2
-PROFILES = "dquantcodec profiles"
-OWN_FAMILIES = ("dquantcodec prefix", "dquantcodec rans")
+PROFILES = ("dquantcodec profiles", "dquantcodec trellis", "dquantcodec paper profiles")
+#: Left out of tables at about equal bits, where they are the named profiles over again.
+OWN_FAMILIES = tuple(f"dquantcodec {kind}" for kind in ("classes", "prefix", "rans", "rotated"))
+DEFAULT = "dquantcodec 2.26"
+#: One curve: rates of variance classes, and the named profiles between them.
+CURVE = ("dquantcodec classes", "dquantcodec profiles")
 
 #: What the models of the harness are.
 DESCRIPTIONS = {
@@ -38,13 +43,9 @@ def how(results: Results) -> str:
                 replaced by what a method gives back. The next {window["scored"]} tokens are read one after another, and
                 the predictions after each are compared with those of the full-precision model: KL(full || coded) in
                 nats, and how often the most probable token is the same (top-1). Equal tokens are those that both models
-                write greedily before the first difference, as a share of {window["continuation"]}."""
-            )
-        )
-        parts.append(
-            paragraph(
-                f"""**The newest {window["recent"]} tokens stay exact for every method**, as in the paper. Bits per
-                value count the coded tokens alone; the exact ones are counted for none."""
+                write greedily before the first difference, as a share of {window["continuation"]}. The newest
+                {window["recent"]} tokens stay exact for every method, as in the paper, and bits per value count the
+                coded tokens alone."""
             )
         )
     parts.append(
@@ -63,16 +64,79 @@ def how(results: Results) -> str:
 
 
 def headline(models: Result) -> str:
-    """The baseline in one sentence a model."""
-    found = []
-    for model in models_of(models):
-        row = method_row(models, model, models["baseline"])
-        if row:
-            found.append(
-                f"{model_name(model)} ({fixed(row['bits_per_value'])} bits) finds the same token most probable at "
-                f"{percent(row['top1'])} of the positions, with perplexity times {row['perplexity_ratio']:.3f}"
+    """The default profile beside the baseline, all models in one sentence."""
+    parts = []
+    for method in (DEFAULT, models["baseline"]):
+        rows = [row for model in models_of(models) if (row := method_row(models, model, method))]
+        if not rows:
+            continue
+        bits, top1, perplexity = (
+            joined([show(row) for row in rows])
+            for show in (
+                lambda row: fixed(row["bits_per_value"]),
+                lambda row: percent(row["top1"]),
+                lambda row: fixed(row["perplexity_ratio"], 3),
             )
-    return f"With {models['baseline']}, {joined(found)}."
+        )
+        models_named = joined([model_name(row["model"]) for row in rows])
+        verb = "finds" if len(rows) == 1 else "find"
+        parts.append(
+            f"With {method}, at {bits} bits, {models_named} {verb} the same token most probable at {top1} of the "
+            f"positions, with perplexity times {perplexity}."
+            if not parts
+            else f"With {method}, at {bits} bits, it is {top1} and times {perplexity}."
+        )
+    return " ".join(parts)
+
+
+def _main_cells(row: Result) -> list[str]:
+    return [
+        fixed(row["bits_per_value"]),
+        f"{16 / row['bits_per_value']:.1f}x",
+        significant(row["kl"]),
+        percent(row["top1"]),
+        fixed(row["perplexity_ratio"], 3),
+        percent(row["equal_share"], 0),
+    ]
+
+
+def below_our_curve(models: Result, model: str) -> list[str]:
+    """Other methods with less KL than our curve of variance classes has at their bits, linear in both logarithms."""
+    mine = [row for row in models["rows"] if row["model"] == model and row["kl"] > 0]
+    own = sorted((log(row["bits_per_value"]), log(_kl(models, row))) for row in mine if row["family"] in CURVE)
+    if not own:
+        return []
+    x, y = zip(*own)
+    others = [row for row in mine if not row["family"].startswith("dquantcodec")]
+    return [
+        row["method"]
+        for row in others
+        if x[0] <= log(row["bits_per_value"]) and log(_kl(models, row)) < np.interp(log(row["bits_per_value"]), x, y)
+    ]
+
+
+def _kl(models: Result, row: Result) -> float:
+    return float(on_all_texts(models, row)["kl"])
+
+
+def curve_remark(models: Result) -> str:
+    found = [(model_name(model), below_our_curve(models, model)) for model in models_of(models)]
+    if not any(row["family"] in CURVE for row in models["rows"]):
+        return ""
+    listed = "; ".join(f"{joined(methods)} ({model})" for model, methods in found)
+    return f"Methods with less KL than our curve, or its end, at their bits: {listed}."
+
+
+def fewer_texts(models: Result) -> str:
+    """What was measured on some of the texts alone, and how plots show it."""
+    families: dict[str, set[int]] = {}
+    for row in models["rows"]:
+        if row["documents"] < len(models["documents"]):
+            families.setdefault(row["family"].removeprefix("dquantcodec "), set()).add(row["documents"])
+    if not families:
+        return ""
+    count = "/".join(map(str, sorted(set().union(*families.values()))))
+    return f"On {count} texts only, and plotted by their ratio to the baseline there: {joined(list(families))}."
 
 
 def main_result(results: Results) -> str:
@@ -80,23 +144,16 @@ def main_result(results: Results) -> str:
     if "models" not in results:
         return "\n\n".join([*parts, missing("models")])
     models = results["models"]
-    rows = [
-        [
-            model_name(row["model"]),
-            row["method"].removeprefix("dquantcodec "),
-            fixed(row["bits_per_value"]),
-            f"{16 / row['bits_per_value']:.1f}x",
-            significant(row["kl"]),
-            percent(row["top1"]),
-            f"{row['perplexity_ratio']:.3f}",
-            percent(row["equal_share"], 0),
-        ]
-        for row in models["rows"]
-        if row["family"] == PROFILES
-    ]
-    head = ("model", "profile", "bits/value", "smaller than FP16", "KL, nats", "top-1", "perplexity ratio", "equal")
+    names = models_of(models)
+    profiles = dict.fromkeys(row["method"] for row in models["rows"] if row["family"] in PROFILES)
+    body = []
+    for profile in profiles:
+        mine = [method_row(models, model, profile) for model in names]
+        cells = [_main_cells(row) if row else ["-"] * 6 for row in mine]
+        body.append([named(models, profile).removeprefix("dquantcodec "), *map(" / ".join, zip(*cells))])
+    head = ("profile", "bits/value", "smaller than FP16", "KL, nats", "top-1", "perplexity ratio", "equal")
     parts.append(paragraph(headline(models)))
-    parts.append(table(head, rows))
+    parts.append(table(head, body))
     parts.append(
         "\n".join(
             image(f"rate-kl-{model}", f"KL divergence over stored bits, {model_name(model)}")
@@ -105,10 +162,11 @@ def main_result(results: Results) -> str:
     )
     parts.append(
         paragraph(
-            f"""A perplexity ratio of 1 is no change. Profiles whose names begin with `paper` use the paper's coder, the
-            others the prefix code. The plots show KL over stored bits, both logarithmic; lower and further left is
-            better. Bars are the intervals of a method's ratio to {models["baseline"]}. Our families are this library at
-            other budgets, whose levels were chosen on normal numbers, not on these texts."""
+            f"""Cells are those of {" / ".join(map(model_name, names))}. Profiles whose names begin with `paper` are the
+            paper's codec; the others have variance classes, and keep the first token exact. In the plots, both axes
+            logarithmic, lower and further left is better; bars are the intervals of a method's ratio to
+            {models["baseline"]}. Variance classes have levels up to 127; wide channels would need more from about 5.5
+            bits on, where bits help less. {curve_remark(models)} {fewer_texts(models)}"""
         )
     )
     return "\n\n".join(parts)
@@ -134,13 +192,19 @@ def verdict(models: Result, model: str) -> str:
     groups: dict[str, list[str]] = {"better": [], "worse": [], "open": []}
     for method in near_methods(models):
         row = method_row(models, model, method)
-        if row and row["kl_ratio"] and row["family"] != PROFILES:
+        if row and row["kl_ratio"] and not row["family"].startswith("dquantcodec"):
             low, high = row["kl_ratio"]["low"], row["kl_ratio"]["high"]
             groups["better" if low > 1 else "worse" if high < 1 else "open"].append(method)
     return (
         f"**{model_name(model)}.** Of the other methods, better than {models['baseline']}: {joined(groups['better'])}. "
         f"Not told apart: {joined(groups['open'])}. Worse: {len(groups['worse'])} of them."
     )
+
+
+def named(models: Result, method: str) -> str:
+    """The method, and on how many texts it was measured if not on all."""
+    counts = sorted({row["documents"] for row in models["rows"] if row["method"] == method})
+    return method if counts == [len(models["documents"])] else f"{method} ({', '.join(map(str, counts))} texts)"
 
 
 def near(results: Results) -> str:
@@ -153,7 +217,7 @@ def near(results: Results) -> str:
     for method in near_methods(models):
         mine = [method_row(models, model, method) for model in names]
         bits = " / ".join(fixed(row["bits_per_value"]) if row else "-" for row in mine)
-        body.append([method, bits, *(cell for row in mine for cell in _near_cells(row))])
+        body.append([named(models, method), bits, *(cell for row in mine for cell in _near_cells(row))])
     parts.append(
         paragraph(
             f"""All methods within {NEAR} bits of {models["baseline"]}, best first. The ratio is KL of

@@ -11,8 +11,11 @@ MOST_METHODS = 12
 
 
 def retrieval_methods(rows: list[Result]) -> list[str]:
-    """The :data:`MOST_METHODS` nearest in bits to the first method, which is ours, in the order of the results."""
-    bits = {row["method"]: row["bits_per_value"] for row in reversed(rows)}
+    """The :data:`MOST_METHODS` nearest in bits to the first method, which is ours, in the order of the results.
+
+    Profiles without classes are left out: they are an earlier stage of the same profiles.
+    """
+    bits = {row["method"]: row["bits_per_value"] for row in reversed(rows) if not row["method"].endswith(" rotated")}
     own = rows[0]["bits_per_value"]
     chosen = sorted(bits, key=lambda method: abs(bits[method] - own))[:MOST_METHODS]
     return [method for method in dict.fromkeys(row["method"] for row in rows) if method in chosen]
@@ -43,12 +46,12 @@ def retrieval(results: Results) -> str:
     tried = [
         f"{row['kept']} of {row['tried']} ({model_name(model)}, {kind})"
         for model, kind in columns
-        for row in [next(row for row in rows if (row["model"], row["kind"]) == (model, kind))]
+        for row in [max((r for r in rows if (r["model"], r["kind"]) == (model, kind)), key=lambda r: r["kept"])]
     ]
     parts.append(
         paragraph(
-            f"""Models this small fail many cases even in full precision. Of the cases tried, these were kept:
-            {joined(tried)}. With so few cases, small differences mean nothing."""
+            f"""Kept of the cases tried: {joined(tried)}; rows of fewer cases have the first of them. Small differences
+            mean nothing."""
         )
     )
     return "\n\n".join(parts)

@@ -41,6 +41,7 @@ SETTINGS: Any = {
 }
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+SKY = "#56B4E9"
 PURPLE, BLACK, GREY, BROWN = "#AA4499", "#000000", "#7F7F7F", "#882255"
 
 
@@ -65,9 +66,13 @@ class Style:
 
 
 FAMILIES = {
-    "dquantcodec prefix": Style("ours, prefix code", BLUE, "o"),
-    "dquantcodec rans": Style("ours, rANS", BLUE, "o", False, "--"),
+    "dquantcodec classes": Style("ours, variance classes", BLUE, "o"),
     "dquantcodec profiles": Style("ours, named profiles", BLUE, "*", True, "none"),
+    "dquantcodec trellis": Style("ours, trellis", BLUE, "*", False, "none"),
+    "dquantcodec rotated": Style("ours, rotated", SKY, "p", True, "none"),
+    "dquantcodec paper profiles": Style("paper's profiles", SKY, "*", False, "none"),
+    "dquantcodec prefix": Style("paper's grid, prefix code", SKY, "o"),
+    "dquantcodec rans": Style("paper's grid, rANS", SKY, "o", False, "--"),
     "fixed width": Style("fixed width", ORANGE, "s"),
     "KIVI, groups of 32": Style("KIVI, groups of 32", GREEN, "^"),
     "KIVI, groups of 128": Style("KIVI, groups of 128", GREEN, "^", False, "--"),

@@ -33,8 +33,10 @@ from result_files import (
     method_row,
     model_name,
     models_of,
+    on_all_texts,
 )
 
+CLASSES = ("dquantcodec classes", "dquantcodec profiles")
 IMAGES = REPOSITORY / "docs" / "images" / "quality"
 
 
@@ -60,13 +62,19 @@ def rate_curves(axes: Axes, rows: list[Result], measure: str, bars: bool = False
     """A curve a family over stored bits, logarithmic both ways; what is to be labelled."""
     curves = []
     families = by_family(rows, measure)
+    # Named profiles are points of this family's curve, whose rates leave room for them.
+    if "dquantcodec classes" in families:
+        points = sorted((row["bits_per_value"], row[measure]) for name in CLASSES for row in families.get(name, []))
+        axes.plot(*zip(*points), color=style(CLASSES[0]).colour)
     for family, members in families.items():
         look = style(family)
         x = [row["bits_per_value"] for row in members]
         y = [row[measure] for row in members]
         options: dict[str, Any] = look.options()
-        if family == "dquantcodec profiles":
-            options |= {"markersize": 9, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 4}
+        if family == CLASSES[0]:
+            options["linestyle"] = "none"
+        if look.marker == "*":
+            options |= {"markersize": 9, "zorder": 4}
         if bars:
             lengths = list(zip(*(relative_interval(row) for row in members)))
             axes.errorbar(x, y, yerr=lengths, elinewidth=0.8, **options)
@@ -88,7 +96,8 @@ def rate_curves(axes: Axes, rows: list[Result], measure: str, bars: bool = False
 def rate_kl(models: Result, model: str) -> Figure:
     found, (axes,) = figure(7.4, 5.4)
     axes.set_ylabel("KL divergence from full precision, nats a token")
-    curves = rate_curves(axes, [row for row in models["rows"] if row["model"] == model], "kl", bars=True)
+    rows = [on_all_texts(models, row) for row in models["rows"] if row["model"] == model]
+    curves = rate_curves(axes, rows, "kl", bars=True)
     label_curves(found, [(axes, curves)])
     return found
 

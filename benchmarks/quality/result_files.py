@@ -79,6 +79,14 @@ def method_row(models: Result, model: str, method: str) -> Result | None:
     return next(found, None)
 
 
+def on_all_texts(models: Result, row: Result) -> Result:
+    """``row`` with the KL that it would have on all texts if its ratio to the baseline were the same on the others."""
+    base = method_row(models, row["model"], models["baseline"])
+    if base is None or not row["kl_ratio"] or row["documents"] == base["documents"]:
+        return row
+    return {**row, "kl": base["kl"] / row["kl_ratio"]["mean"]}
+
+
 def inverse(ratio: Result) -> tuple[float, float, float]:
     """Mean, low and high of the ratio the other way round: geometric means and quantiles only change places."""
     low, mean, high = (1 / ratio[name] if ratio[name] else float("inf") for name in ("high", "mean", "low"))

@@ -22,6 +22,7 @@ from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
+import earlier
 import models
 import records
 import texts
@@ -166,6 +167,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--limit", type=int, default=120, help="cases to try of each kind at most")
     parser.add_argument("--recent", type=int, default=128, help="newest tokens of the context that stay exact")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary with versions")
+    parser.add_argument("--keep", action="store_true", help="keep the rows of FILE that this run lacks")
     arguments = parser.parse_args(argv)
 
     # Only the command knows all methods; whoever imports this module passes their own.
@@ -196,5 +198,7 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         versions = {package: version(package) for package in ("dquantcodec", "numpy", "torch", "transformers")}
         found = {"what": __doc__.splitlines()[0], "recent": arguments.recent, "versions": versions, "rows": result}
+        if arguments.keep:
+            found = earlier.joined(found, arguments.json, ("model", "kind", "method"), all_methods())
         arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
