@@ -31,10 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FormatError, IdentityError, InputError, LimitError, TruncatedError, UnsupportedError
+from ..file import create
 from ..file.layer import Layer
 from ..file.reader import Reader
 from ..file.structs import MAX_JSON
-from ..file.writer import create
 from ..profile import DEFAULT_PROFILE, Profile
 
 MAGIC = 0x67677371

@@ -17,6 +17,7 @@ from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLay
 
 from ..errors import IdentityError, InputError, UnsupportedError
 from ..file import create
+from ..file.compose import write_pages, write_rows
 from ..file.layer import Layer
 from ..file.reader import Reader, open
 from ..file.structs import EXACT_ONLY
@@ -136,15 +137,17 @@ def put_ready(
 ) -> None:
     """A whole sequence that is coded already, record by record, in the order of the format's clause 4.2."""
     first = len(leading[0]) if leading else 0
-    writer._write_rows(sequence, 0, leading, writer._present)
+    layers = writer._header.layers
+    present, beside_pages = ([layers[place] for place in places] for places in (writer._present, writer._exact))
+    write_rows(writer._log, present, sequence, 0, leading)
     windows = len(pages[0]) if pages else 0
     for start in range(0, windows, writer._run_windows):
         stop = min(start + writer._run_windows, windows)
         at, tokens = first + start * window, (stop - start) * window
-        writer._write_pages(sequence, at, tokens, [[part[start:stop]] for part in pages])
+        write_pages(writer._log, writer._run, sequence, at, tokens, [[part[start:stop]] for part in pages])
         beside = [array[start * window : stop * window] for array in exact]
-        writer._write_rows(sequence, at, beside, writer._exact, EXACT_ONLY)
-    writer._write_rows(sequence, first + windows * window, newest, writer._present)
+        write_rows(writer._log, beside_pages, sequence, at, beside, EXACT_ONLY)
+    write_rows(writer._log, present, sequence, first + windows * window, newest)
 
 
 def _numpy(x: torch.Tensor) -> NDArray[Any]:

@@ -16,7 +16,8 @@ from ..errors import DQuantError
 from ..file import structs as s
 from ..file.header import parse_header
 from ..file.records import RecordRules
-from ..file.scan import read_log, sequences, walk
+from ..file.scan import read_log, walk
+from ..file.sequences import sequences
 from ..file.verify import verify
 from ..plan import Plan
 from .containers import ContainerPlan, library_decode, plain_decode
@@ -88,7 +89,7 @@ def records(data: bytes) -> None:
     rules = RecordRules(parse_header(array))
     try:
         log = read_log(array, rules)
-        found = sequences(log, rules)
+        found = sequences(log.records, log.torn, rules)
     except DQuantError as error:
         assert error.code
         return
@@ -97,8 +98,12 @@ def records(data: bytes) -> None:
         assert record.offset == offset and record.end <= len(whole)
         offset = record.end
     for sequence in found:
-        ends = [0, *(record.header.end for record in (*sequence.leading, *sequence.pages, *sequence.trailing))]
-        assert ends == sorted(ends) and sequence.tokens == ends[-1]
+        for side in (sequence.coded, sequence.exact):
+            at = 0
+            for stretch in side:
+                assert stretch.first == at < stretch.end <= stretch.record.header.end
+                at = stretch.end
+            assert not side or at == sequence.tokens
 
 
 def index(data: bytes) -> None:
@@ -114,7 +119,7 @@ def index(data: bytes) -> None:
     array = np.frombuffer(repaired(base[:offset] + bytes(body)), np.uint8)
     try:
         log = read_log(array, rules)
-        tokens = [sequence.tokens for sequence in sequences(log, rules)]
+        tokens = [sequence.tokens for sequence in sequences(log.records, log.torn, rules)]
     except DQuantError as error:
         assert error.code
         return
