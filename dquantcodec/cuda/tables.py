@@ -21,7 +21,7 @@ def refuse_classes(plan: Plan) -> None:
     """Raise :class:`UnsupportedError` (``device-classes``) for a plan whose streams are grouped."""
     if plan.key.grouping is not None or plan.value.grouping is not None:
         raise UnsupportedError(
-            "plans with variance classes are encoded on the CPU alone so far; "
+            "plans with variance classes are decoded on the CPU alone so far; "
             "name a profile and a geometry, without fitting it to data",
             code="device-classes",
         )

@@ -2,11 +2,7 @@
 #include "../kernels/append.cu"
 #include "../kernels/decode.cu"
 #include "../kernels/encode.cu"
-
-#define DQ_RUN(kernel, Params)                                                                  \
-    void run_##kernel(const dquant::Params* params, int blocks, int threads, long shared_bytes) { \
-        dquant_simt::launch(blocks, threads, shared_bytes, [=] { kernel(*params); });            \
-    }
+#include "run.h"
 
 extern "C" {
 
