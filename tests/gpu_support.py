@@ -171,12 +171,12 @@ def encode_groups(
     blocks: int = 2,
     shared: int = launches.SHARED_BYTES["sm_90"],
     warps: int = 4,
+    element: str = "float16",
     backwards: bool = False,
 ) -> NDArray[np.uint8]:
     """The kernels of a grouped kind on the host, ``warps`` warps a block.  Returns the statuses."""
     stream = getattr(plan, kind)
     arrays = group_tables.group_encode_arrays(stream)
-    element = {2: "float16", 4: "float32"}[rows.itemsize]
     launch = launches.group_launches(plan, kind, element, arrays, shared)
     library = build(launch.tokens.options, folder, "groups.cpp")
     record = np.zeros(1, params.GROUP_ENCODE)

@@ -156,7 +156,7 @@ def encode_launches(plan: Plan, kind: str, dtype: str, shared: int = SHARED_BYTE
 WINDOW_RUNGS = 32
 
 #: Warps of a block of grouped streams, on a multiprocessor of its own.
-_GROUPED = (24, 20, 16, 12, 8, 6, 4, 3, 2)
+_GROUPED = (28, 24, 20, 16, 12, 8, 6, 4, 3, 2)
 
 
 @dataclass(frozen=True)
