@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dquantcodec.codec import Codec, Pages
-from dquantcodec.cuda import group_tables, launches, params, sources, tables
+from dquantcodec.cuda import group_tables, launches, params, sources, tables, trellis_tables
 from dquantcodec.page import PageLayout
 from dquantcodec.plan import Plan
 
@@ -176,10 +176,11 @@ def encode_groups(
 ) -> NDArray[np.uint8]:
     """The kernels of a grouped kind on the host, ``warps`` warps a block.  Returns the statuses."""
     stream = getattr(plan, kind)
-    arrays = group_tables.group_encode_arrays(stream)
+    trellis = stream.grouping.states > 1
+    arrays: Any = (trellis_tables.trellis_encode_arrays if trellis else group_tables.group_encode_arrays)(stream)
     launch = launches.group_launches(plan, kind, element, arrays, shared)
-    library = build(launch.tokens.options, folder, "groups.cpp")
-    record = np.zeros(1, params.GROUP_ENCODE)
+    library = build(launch.tokens.options, folder, "encode_groups.cpp")
+    record = np.zeros(1, params.TRELLIS_ENCODE if trellis else params.GROUP_ENCODE)
     status = np.full(len(rows), 99, np.uint8)
     warps = launch.tokens.warps if launch.scratch_bytes else min(warps, launch.tokens.warps)
     scratch = np.full(blocks * launch.scratch_bytes + 64, 0xEE, np.uint8)
@@ -187,13 +188,13 @@ def encode_groups(
     describe_rows(record["rows"], plan, kind, rows, pool, numbers, ready)
     record["rows"]["status"] = address(status)
     record["rows"]["scratch"], record["rows"]["scratch_bytes"] = address(scratch), launch.scratch_bytes
-    held = [aligned(getattr(arrays, name)) for name in group_tables.ARRAYS]
-    for name, array in zip(group_tables.ARRAYS, held):
+    held = [aligned(getattr(arrays, name)) for name in arrays.NAMES]
+    for name, array in zip(arrays.NAMES, held):
         record["tables"][name] = address(array)
-    for name, number in group_tables.table_numbers(stream, arrays).items():
+    for name, number in arrays.numbers(stream).items():
         record["tables"][name] = number
     record["tables"]["window_first"], record["tables"]["window_rungs"] = launch.first, launch.window
-    at = ctypes.c_void_p(address(record) + params.ENCODE.itemsize)
+    at = ctypes.c_void_p(address(record))
     library.shared_bytes.restype = library.warp_bytes.restype = ctypes.c_long
     size = library.shared_bytes(at)
     assert library.warp_bytes(at) == arrays.warp_bytes(stream)

@@ -21,6 +21,12 @@ from dquantcodec.group_drift import group_ladder
 from dquantcodec.page import KINDS
 from dquantcodec.profile import PROFILES
 
+#: The default profile with the trellis that no named one has.
+EIGHT_STATES = replace(
+    PROFILES["2.26-t"],
+    key=replace(PROFILES["2.26-t"].key, quantiser="trellis-8"),
+    value=replace(PROFILES["2.26-t"].value, quantiser="trellis-8"),
+)
 BUILDS = str(Path(__file__).parent.parent / ".pytest_cache" / "device-kernels")
 
 
@@ -36,7 +42,7 @@ def channel_tokens(tokens: int, heads: int, head_dim: int, seed: int = 0) -> NDA
 @lru_cache(maxsize=32)
 def fitted(name: str, heads: int, head_dim: int, substreams: int = 2, window: int = 64) -> Codec:
     """A codec with classes, of small pages."""
-    profile = replace(PROFILES[name], substreams=substreams, window=window)
+    profile = replace(PROFILES.get(name, EIGHT_STATES), substreams=substreams, window=window)
     codec = Codec(fit_plan(profile, *channel_tokens(256, heads, head_dim)))
     assert codec.plan.key.grouping is not None and codec.plan.value.grouping is not None
     return codec
@@ -82,7 +88,8 @@ def hard_tokens(x: NDArray[Any]) -> NDArray[Any]:
 #: eight letters, letters of one to four fields, streams that a warp holds and that it does not.
 CASES = [
     ("2.26", 8, 128, 1), ("1.96", 4, 64, 4), ("3.0", 3, 80, 2), ("2.26", 1, 96, 2), ("2.26", 2, 112, 2),
-    ("1.96", 6, 192, 2), ("2.26", 2, 256, 2), ("2.26", 5, 33, 1),
+    ("1.96", 6, 192, 2), ("2.26", 2, 256, 2), ("2.26", 5, 33, 1), ("2.26-t", 2, 64, 2), ("1.96-t", 4, 64, 4),
+    ("2.26-8", 3, 80, 1),
 ]  # fmt: skip
 
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UnsupportedError
 from ..page import PageLayout
 from ..plan import Plan, StreamPlan
 from ..profile import TILE
 from . import params
 from .arrays import View
 from .device import Device, cupy, kernel
-from .group_tables import ARRAYS, group_encode_arrays, table_numbers
+from .group_tables import GroupEncodeArrays, group_encode_arrays
 from .launches import encode_launches, group_launches
 from .tables import encode_arrays, encode_numbers
+from .trellis_tables import TrellisEncodeArrays, trellis_encode_arrays
 
 _ARRAYS = ("thresholds", "edges", "steps", "costs", "complete", "last_costs")
 _NUMBERS = ("rungs", "columns", "cheapest")
@@ -44,13 +44,17 @@ class GroupEncodeTables:
 
     def __init__(self, plan: Plan, kind: str) -> None:
         stream: StreamPlan = getattr(plan, kind)
-        self.host = group_encode_arrays(stream)
-        self.arrays = {name: cupy().asarray(getattr(self.host, name)) for name in ARRAYS}
-        self.record = np.zeros(1, params.GROUP_ENCODE)
+        assert stream.grouping is not None
+        trellis = stream.grouping.states > 1
+        self.host: GroupEncodeArrays | TrellisEncodeArrays = (
+            trellis_encode_arrays(stream) if trellis else group_encode_arrays(stream)
+        )
+        self.arrays = {name: cupy().asarray(getattr(self.host, name)) for name in self.host.NAMES}
+        self.record = np.zeros(1, params.TRELLIS_ENCODE if trellis else params.GROUP_ENCODE)
         tables = self.record["tables"]
         for name, array in self.arrays.items():
             tables[name] = array.data.ptr
-        for name, number in table_numbers(stream, self.host).items():
+        for name, number in self.host.numbers(stream).items():
             tables[name] = number
         _describe_pages(self.record["rows"], plan, kind)
 
@@ -58,13 +62,7 @@ class GroupEncodeTables:
 def upload_tables(plan: Plan, kind: str) -> EncodeTables | GroupEncodeTables:
     """The tables of a kind by what it is, on the current device."""
     stream: StreamPlan = getattr(plan, kind)
-    if stream.grouping is None:
-        return EncodeTables(plan, kind)
-    if stream.grouping.states > 1:
-        raise UnsupportedError(
-            "plans with a trellis are encoded on the CPU alone so far; fit a profile without one", code="device-trellis"
-        )
-    return GroupEncodeTables(plan, kind)
+    return EncodeTables(plan, kind) if stream.grouping is None else GroupEncodeTables(plan, kind)
 
 
 def _describe_pages(record: np.ndarray[Any, Any], plan: Plan, kind: str) -> None:
@@ -131,7 +129,7 @@ class Encoder:
         ``pool``, ``ready`` and ``numbers_stride`` as in ``EncodeParams``; addresses are integers.
         """
         all_records = self.record.copy()
-        record = all_records["rows"] if all_records.dtype == params.GROUP_ENCODE else all_records
+        record = all_records if all_records.dtype == params.ENCODE else all_records["rows"]
         record["pool"], record["in"], record["tokens"] = pool, rows.address, rows.shape[0]
         record["token_stride"], record["head_stride"] = rows.strides[:2]
         starts = (rows.address, *(stride * rows.itemsize for stride in rows.strides[:2]))

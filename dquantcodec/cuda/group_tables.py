@@ -77,9 +77,12 @@ class GroupEncodeArrays:
     letters: NDArray[np.uint32]
     fields: NDArray[np.uint32]
     groups: NDArray[np.uint32]
-    numbers: NDArray[np.uint32]
+    numbers_of_ranks: NDArray[np.uint32]
     rounds: Rounds
     start: int
+
+    #: Arrays that ``GroupTables`` has the addresses of.
+    NAMES = ("channels", "inverses", "ladder", "codes", "initial", "letters", "fields", "groups", "numbers_of_ranks")
 
     @property
     def rungs(self) -> int:
@@ -92,7 +95,7 @@ class GroupEncodeArrays:
 
     @property
     def groups_each(self) -> int:
-        return len(self.numbers)
+        return len(self.numbers_of_ranks)
 
     def block_bytes(self) -> int:
         """What a block shares beside rungs: codes, letters, fields, groups."""
@@ -101,6 +104,20 @@ class GroupEncodeArrays:
     def warp_bytes(self, plan: StreamPlan) -> int:
         """What a warp has: positions, bits and beginnings of groups, words."""
         return -(-(self.initial.nbytes + 4 * (2 * self.groups_each + plan.words)) // 16) * 16
+
+    def numbers(self, plan: StreamPlan) -> dict[str, object]:
+        """The numbers of ``GroupTables`` that the plan gives; a launch adds the window."""
+        return {
+            "step": plan.step,
+            "rungs": self.rungs,
+            "entries": self.entries,
+            "start": self.start,
+            "words": plan.words,
+            "rounds": self.rounds.counts(),
+            "slots": self.rounds.slots,
+            "groups_each": self.groups_each,
+            "code_count": len(self.codes),
+        }
 
 
 def class_steps(levels: Levels) -> int:
@@ -174,7 +191,7 @@ def group_encode_arrays(plan: StreamPlan) -> GroupEncodeArrays:
         letters=letters,
         fields=fields,
         groups=words,
-        numbers=ladder.fill[:each].astype(np.uint32),
+        numbers_of_ranks=ladder.fill[:each].astype(np.uint32),
         rounds=rounds,
         start=ladder.start,
     )
@@ -203,21 +220,3 @@ def _levels(u: NDArray[np.int64], thresholds: NDArray[np.int64]) -> NDArray[np.i
     count: NDArray[np.int64] = (np.abs(u) > thresholds).sum(axis=2) * np.sign(u[:, 0])
     return count
 
-
-#: Arrays that ``GroupTables`` has the addresses of.
-ARRAYS = ("channels", "inverses", "ladder", "codes", "initial", "letters", "fields", "groups", "numbers")
-
-
-def table_numbers(plan: StreamPlan, arrays: GroupEncodeArrays) -> dict[str, object]:
-    """The numbers of ``GroupTables`` that the plan gives; a launch adds the window."""
-    return {
-        "step": plan.step,
-        "rungs": arrays.rungs,
-        "entries": arrays.entries,
-        "start": arrays.start,
-        "words": plan.words,
-        "rounds": arrays.rounds.counts(),
-        "slots": arrays.rounds.slots,
-        "groups_each": arrays.groups_each,
-        "code_count": len(arrays.codes),
-    }

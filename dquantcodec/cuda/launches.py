@@ -11,6 +11,7 @@ from ..errors import DeviceError
 from ..plan import Plan, StreamPlan
 from ..profile import TILE
 from .group_tables import GroupEncodeArrays
+from .trellis_tables import TrellisEncodeArrays
 
 _Sizes = tuple[tuple[int, int], ...]
 
@@ -173,13 +174,14 @@ class GroupLaunches:
 
 
 def group_launches(
-    plan: Plan, kind: str, dtype: str, arrays: GroupEncodeArrays, shared: int = SHARED_BYTES["sm_90"]
+    plan: Plan, kind: str, dtype: str, arrays: GroupEncodeArrays | TrellisEncodeArrays, shared: int = SHARED_BYTES["sm_90"]
 ) -> GroupLaunches:
     """The kernels that encode the grouped ``kind`` from rows of ``dtype``.
 
     They depend on the geometry alone; what a block needs of shared memory depends on the plan.
     """
     stream: StreamPlan = getattr(plan, kind)
+    assert stream.grouping is not None
     warp = arrays.warp_bytes(stream)
     fixed, rung = arrays.block_bytes(), 4 * arrays.entries
     room = shared - 1024
@@ -196,6 +198,7 @@ def group_launches(
         f"-DDQ_HEADS={plan.kv_heads}",
         f"-DDQ_HEAD_DIM={plan.head_dim}",
         f"-DDQ_SUBSTREAMS={stream.substreams}",
+        f"-DDQ_STATES={stream.grouping.states}",
         f"-DDQ_MEAN={int(stream.mean)}",
         f"-DDQ_UNBIASED={int(stream.gain == 'unbiased')}",
         f"-DDQ_ELEMENT={ELEMENTS[dtype]}",

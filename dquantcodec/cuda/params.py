@@ -79,7 +79,7 @@ ENCODE = np.dtype(
 GROUP_TABLES = np.dtype(
     [
         *((name, np.uint64) for name in (
-            "channels", "inverses", "ladder", "codes", "initial", "letters", "fields", "groups", "numbers",
+            "channels", "inverses", "ladder", "codes", "initial", "letters", "fields", "groups", "numbers_of_ranks",
         )),
         ("step", np.float64),
         ("rungs", np.int32),
@@ -95,6 +95,17 @@ GROUP_TABLES = np.dtype(
         ("reserved", np.int32),
     ]
 )  # fmt: skip
+TRELLIS_TABLES = np.dtype(
+    [
+        *((name, np.uint64) for name in ("channels", "inverses", "costs", "codes", "classes", "groups", "kinds")),
+        ("step", np.float64),
+        *((name, np.int32) for name in (
+            "rungs", "entries", "start", "words", "values", "pitch", "groups_each", "code_count", "class_count",
+            "window_first", "window_rungs", "reserved",
+        )),
+    ]
+)  # fmt: skip
+TRELLIS_ENCODE = np.dtype([("rows", ENCODE), ("tables", TRELLIS_TABLES)])
 GROUP_ENCODE = np.dtype([("rows", ENCODE), ("tables", GROUP_TABLES)])
 APPEND_ROWS = np.dtype(
     [
@@ -124,7 +135,7 @@ APPEND = np.dtype(
 
 _SIZES = (
     (KIND_LAYOUT, 32), (PAGE_POOL, 24), (LETTER_TABLES, 16), (DECODE, 136), (DRIFT_TABLES, 64), (ENCODE, 240),
-    (GROUP_TABLES, 136), (GROUP_ENCODE, 376), (APPEND_ROWS, 40), (APPEND, 136),
+    (GROUP_TABLES, 136), (GROUP_ENCODE, 376), (TRELLIS_TABLES, 112), (TRELLIS_ENCODE, 352), (APPEND_ROWS, 40), (APPEND, 136),
 )  # fmt: skip
 for _dtype, _size in _SIZES:
     assert _dtype.itemsize == _size

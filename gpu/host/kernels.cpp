@@ -2,7 +2,11 @@
 #include "../kernels/append.cu"
 #include "../kernels/decode.cu"
 #include "../kernels/encode.cu"
-#include "run.h"
+
+#define DQ_RUN(kernel, Params)                                                                  \
+    void run_##kernel(const dquant::Params* params, int blocks, int threads, long shared_bytes) { \
+        dquant_simt::launch(blocks, threads, shared_bytes, [=] { kernel(*params); });            \
+    }
 
 extern "C" {
 

@@ -136,7 +136,7 @@ DQ_DEVICE void fill_groups(const GroupTables& tables, const u32* bits, u32* star
             }
         }
         const bool own = finer >> lane & 1;
-        if (rank < groups) starts[tables.numbers[rank]] = own ? both >> 16 | FINER : both & 0xFFFF;
+        if (rank < groups) starts[tables.numbers_of_ranks[rank]] = own ? both >> 16 | FINER : both & 0xFFFF;
     }
     warp_barrier();
     u32 before = 1;

@@ -155,12 +155,43 @@ DQ_DEVICE void encode_row(const GroupRow<SCRATCH>& row, u32* own, u32* rows, Gro
     warp_barrier();
 }
 
+// How a warp codes a token of streams without a trellis.
+template <class C> struct GroupStream {
+    typedef GroupEncodeParams Params;
+    typedef SharedGroups<C::scratch> Shared;
+    typedef GroupRoom Room;
+
+    static DQ_DEVICE i64 warp_bytes(const GroupTables& tables) { return group_warp_bytes(tables, C::substreams); }
+
+    // Once for a warp: places without a channel keep what they hold.
+    static DQ_DEVICE void begin(const GroupTables& tables, u8* own, int lane) {
+        for (int i = lane; i < C::substreams * tables.slots * LANES; i += LANES) ((u32*)own)[i] = tables.initial[i];
+        warp_barrier();
+    }
+
+    // Returns the scale.
+    template <class Element>
+    static DQ_DEVICE u16 encode(
+        const Params& params, const Shared& shared, const EncodeJob& job, int token, u8* own, u32* words, bool& finite,
+        int lane) {
+        const GroupTables& tables = params.tables;
+        u32 *positions = (u32*)own, *rest = positions + C::substreams * tables.slots * LANES;
+        GroupMoments sums = {0, 0, 0};
+        const u16 scale = place_channels<C, Element>(
+            params.rows, tables, job.page, job.first + token, positions, sums.uu, finite, lane);
+        for (int j = 0; j < C::substreams; ++j) {
+            const GroupRow<C::scratch> row(tables, shared, positions, j, lane);
+            encode_row(row, rest, words + (i64)j * tables.words * LANES, sums);
+        }
+        return fit_group_scale<C>(sums, scale);
+    }
+};
+
 // Token `token` of window `window`.
-template <class C, class Element>
+template <class C, class Element, class Stream>
 DQ_DEVICE void encode_grouped_token(
-    const GroupEncodeParams& all, const SharedGroups<C::scratch>& shared, i64 window, int token, u32* own, int lane) {
+    const typename Stream::Params& all, const typename Stream::Shared& shared, i64 window, int token, u8* own, int lane) {
     const EncodeParams& params = all.rows;
-    const GroupTables& tables = all.tables;
     const EncodeJob job(params, window);
     if (params.ready && job.tokens == 0) return;
     u8* tile = page_tile(job.page, params.at, token / LANES);
@@ -168,33 +199,23 @@ DQ_DEVICE void encode_grouped_token(
     u32* words = (u32*)(tile + params.at.words_at) + place;
     u16* affine = (u16*)(tile + params.at.affine_at);
     if (token >= job.tokens) {
-        for (int i = lane; i < C::substreams * tables.words; i += LANES) words[i * LANES] = 0;
+        for (int i = lane; i < C::substreams * all.tables.words; i += LANES) words[i * LANES] = 0;
         if (lane == 0) affine[place] = 0;
         return;
     }
-    u32* positions = own;
-    own += C::substreams * tables.slots * LANES;
     bool finite = true;
-    GroupMoments sums = {0, 0, 0};
-    const u16 scale =
-        place_channels<C, Element>(params, tables, job.page, job.first + token, positions, sums.uu, finite, lane);
-    for (int j = 0; j < C::substreams; ++j) {
-        const GroupRow<C::scratch> row(tables, shared, positions, j, lane);
-        encode_row(row, own, words + (i64)j * tables.words * LANES, sums);
-    }
-    const u16 fitted = fit_group_scale<C>(sums, scale);
+    const u16 scale = Stream::template encode<Element>(all, shared, job, token, own, words, finite, lane);
     const u32 bad = ballot(!finite);
     if (lane == 0) {
-        affine[place] = fitted;
+        affine[place] = scale;
         if (params.status) params.status[job.first + token] = bad ? STATUS_NONFINITE : 0;
     }
 }
 
 // A block's share of all tokens.
-template <class C, class Element>
-DQ_DEVICE void encode_groups(
-    const GroupEncodeParams& params, u8* memory, u8* scratch, int block, int blocks, int thread, int threads) {
-    const GroupTables& tables = params.tables;
+template <class C, class Element, class Stream>
+DQ_DEVICE void encode_grouped(
+    const typename Stream::Params& params, u8* memory, u8* scratch, int block, int blocks, int thread, int threads) {
     const i64 size = (i64)params.rows.at.tiles * LANES;
     const int lane = thread % LANES, warp = thread / LANES, warps = threads / LANES;
     if (params.rows.ready) {
@@ -203,14 +224,13 @@ DQ_DEVICE void encode_groups(
         for (int window = lane; window < params.rows.windows; window += LANES) due |= params.rows.ready[window] >= 0;
         if (!ballot(due)) return;
     }
-    const SharedGroups<C::scratch> shared(tables, C::substreams, memory, thread, threads);
-    u8* own = C::scratch ? scratch : memory + GroupRoom(tables, C::substreams).bytes();
-    u32* mine = (u32*)(own + warp * group_warp_bytes(tables, C::substreams));
-    for (int i = lane; i < C::substreams * tables.slots * LANES; i += LANES) mine[i] = tables.initial[i];
-    warp_barrier();
+    const typename Stream::Shared shared(params.tables, C::substreams, memory, thread, threads);
+    const typename Stream::Room room(params.tables, C::substreams);
+    u8* own = (C::scratch ? scratch : memory + room.bytes()) + warp * Stream::warp_bytes(params.tables);
+    Stream::begin(params.tables, own, lane);
     for (i64 token = (i64)block * warps + warp; token < params.rows.windows * size; token += (i64)blocks * warps) {
         const i64 window = token / size;
-        encode_grouped_token<C, Element>(params, shared, window, (int)(token - window * size), mine, lane);
+        encode_grouped_token<C, Element, Stream>(params, shared, window, (int)(token - window * size), own, lane);
     }
 }
 

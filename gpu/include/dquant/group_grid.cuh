@@ -83,9 +83,9 @@ template <class C, class Element> struct TokenValues {
 };
 
 // A token's scale; its positions in coded order, and `uu`, a lane's share of their squares' sum.
-template <class C, class Element>
+template <class C, class Element, class Tables>
 DQ_DEVICE u16 place_channels(
-    const EncodeParams& params, const GroupTables& tables, const u8* page, i64 token, u32* positions, i64& uu,
+    const EncodeParams& params, const Tables& tables, const u8* page, i64 token, u32* positions, i64& uu,
     bool& finite, int lane) {
     TokenValues<C, Element> values(params, page, token, lane);
     double sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};

@@ -28,7 +28,7 @@ struct GroupTables {
     const Vector16* letters;  // [substreams][rounds][4]: the letter of zeros | letters << 24, and strides of fields 1-3
     const Vector16* fields;   // [substreams][rounds][4]: zero << 16 | gain in 1/512, of every field
     const u32* groups;        // [rounds][4]: rank | number << 16, of a group of a sub-stream; all ones for none
-    const u32* numbers;       // [groups]: of the group of a rank
+    const u32* numbers_of_ranks;  // [groups]: the number of the group of a rank
     double step;
     i32 rungs;
     i32 entries;  // of a rung, a multiple of 4
