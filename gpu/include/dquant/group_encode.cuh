@@ -22,7 +22,7 @@ static_assert(sizeof(GroupEncodeParams) == 376, "shared with NumPy");
 // The windowed means of one head by one warp; channels in fours, of which a lane has every 32nd.
 template <class C, class Element>
 DQ_DEVICE void encode_channel_means(const EncodeParams& params, i64 unit, int lane) {
-    constexpr int D = C::head_dim, per = (D + 4 * LANES - 1) / (4 * LANES), together = per == 1 ? 8 : 1;
+    constexpr int D = C::head_dim, per = (D + 4 * LANES - 1) / (4 * LANES), together = per == 1 ? 16 : 1;
     const i64 window = unit / C::heads;
     const int head = (int)(unit - window * C::heads);
     if (window >= params.windows) return;
@@ -31,14 +31,14 @@ DQ_DEVICE void encode_channel_means(const EncodeParams& params, i64 unit, int la
     const int exponent = page_exponent(job.page, params.at);
     float sums[per][4] = {};
     for (int first = 0; first < job.tokens; first += together) {
-        float x[together][per][4];
+        FourNumbers<Element> raw[together][per];
         // Several loads at once keep memory busy.
 #pragma unroll
         for (int k = 0; k < together; ++k) {
             const int token = first + k < job.tokens ? first + k : first;
             const typename Element::Stored* in = head_row<Element>(params, job.first + token, head);
 #pragma unroll
-            for (int i = 0; i < per; ++i) load_four<C, Element>(params, in, 4 * (lane + LANES * i), x[k][i]);
+            for (int i = 0; i < per; ++i) raw[k][i].template load<D>(in, 4 * (lane + LANES * i), params.vectors);
         }
         // Rows are added in their order; FP32 sums depend on it.
 #pragma unroll
@@ -48,7 +48,7 @@ DQ_DEVICE void encode_channel_means(const EncodeParams& params, i64 unit, int la
                 for (int i = 0; i < per; ++i) {
 #pragma unroll
                     for (int j = 0; j < 4; ++j) {
-                        const float value = is_finite(x[k][i][j]) ? x[k][i][j] : 0.0f;
+                        const float x = raw[k][i].number(j), value = is_finite(x) ? x : 0.0f;
                         sums[i][j] += exponent ? scale_float(value, -exponent) : value;
                     }
                 }

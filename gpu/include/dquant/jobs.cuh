@@ -64,41 +64,73 @@ DQ_DEVICE int exponent_for(float largest) {
     return (int)(double_bits((double)largest) >> 52) - 1022 - 9;
 }
 
+constexpr u32 INFINITE = 0x7F800000;
+
+// The largest of a thread's share of a page's magnitudes, as FP32 bits; those of infinity or more are zero if `clean`.
+template <class C, class Element>
+DQ_DEVICE u32 largest_magnitude(const EncodeParams& params, const EncodeJob& job, bool clean, int thread, int threads) {
+    constexpr int units = (C::heads * C::head_dim + 7) / 8, together = 8;
+    const int count = job.tokens * units;
+    u32 largest = 0;
+    if constexpr (C::head_dim % 8 == 0 && sizeof(typename Element::Stored) == 2) {
+        if (params.vectors && !clean) {
+            u32 halves = 0;
+            for (int first = thread; first < count; first += together * threads) {
+                // Several loads at once keep memory busy.
+                Vector16 vectors[together];
+#pragma unroll
+                for (int k = 0; k < together; ++k) {
+                    const int unit = first + k * threads < count ? first + k * threads : first, token = unit / units;
+                    const int channel = 8 * (unit - token * units), head = channel / C::head_dim;
+                    vectors[k] = *(const Vector16*)(head_row<Element>(params, job.first + token, head) +
+                                                    (channel - head * C::head_dim));
+                }
+#pragma unroll
+                for (int k = 0; k < together; ++k) {
+                    halves = larger_halves(halves, vectors[k].x & 0x7FFF7FFF);
+                    halves = larger_halves(halves, vectors[k].y & 0x7FFF7FFF);
+                    halves = larger_halves(halves, vectors[k].z & 0x7FFF7FFF);
+                    halves = larger_halves(halves, vectors[k].w & 0x7FFF7FFF);
+                }
+            }
+            const u32 low = halves & 0xFFFF, high = halves >> 16;
+            return float_bits(Element::load((u16)(low > high ? low : high)));
+        }
+    }
+    for (int unit = thread; unit < count; unit += threads) {
+        float x[8];
+        load_eight<C, Element>(params, job.first + unit / units, 8 * (unit % units), x);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const u32 magnitude = float_bits(x[j]) & 0x7FFFFFFF;
+            if (!(clean && magnitude >= INFINITE)) largest = magnitude > largest ? magnitude : largest;
+        }
+    }
+    return largest;
+}
+
 // The exponent of a page, and zeros where its head holds nothing.
 template <class C, class Element>
 DQ_DEVICE void encode_head(const EncodeParams& params, u8* shared, int block, int thread, int threads) {
     const EncodeJob job(params, block);
     if (job.tokens == 0) return;
-    constexpr int units = (C::heads * C::head_dim + 7) / 8, together = 4;
-    const int count = job.tokens * units;
-    u32 largest = 0;
-    for (int first = thread; first < count; first += together * threads) {
-        // Several loads at once keep memory busy.
-        float x[together][8];
-#pragma unroll
-        for (int k = 0; k < together; ++k) {
-            const int unit = first + k * threads < count ? first + k * threads : first, token = unit / units;
-            load_eight<C, Element>(params, job.first + token, 8 * (unit - token * units), x[k]);
-        }
-#pragma unroll
-        for (int k = 0; k < together; ++k) {
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const u32 magnitude = is_finite(x[k][j]) ? float_bits(x[k][j]) & 0x7FFFFFFF : 0;
-                largest = magnitude > largest ? magnitude : largest;
-            }
-        }
-    }
-    for (int mask = LANES / 2; mask > 0; mask /= 2) {
-        const u32 other = from_lane_xor(largest, mask);
-        largest = other > largest ? other : largest;
-    }
     u32* block_largest = (u32*)shared;
-    if (thread == 0) *block_largest = 0;
-    block_barrier();
-    if (thread % LANES == 0) atomic_max(block_largest, largest);
-    block_barrier();
-    if (thread == 0) *(i16*)(job.page + params.at.exponent_at) = (i16)exponent_for(bits_float(*block_largest));
+    u32 found = INFINITE;
+    // Numbers that are not finite are seldom there, so they are left out only when they turn up.
+    for (int clean = 0; clean < 2 && found >= INFINITE; ++clean) {
+        u32 largest = largest_magnitude<C, Element>(params, job, clean, thread, threads);
+        for (int mask = LANES / 2; mask > 0; mask /= 2) {
+            const u32 other = from_lane_xor(largest, mask);
+            largest = other > largest ? other : largest;
+        }
+        block_barrier();
+        if (thread == 0) *block_largest = 0;
+        block_barrier();
+        if (thread % LANES == 0) atomic_max(block_largest, largest);
+        block_barrier();
+        found = *block_largest;
+    }
+    if (thread == 0) *(i16*)(job.page + params.at.exponent_at) = (i16)exponent_for(bits_float(found));
     for (u32 i = params.clear_from + thread; i < params.clear_to; i += threads) job.page[i] = 0;
 }
 

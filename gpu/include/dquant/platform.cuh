@@ -45,6 +45,9 @@ DQ_DEVICE u32 funnel(u32 low, u32 high, u32 n) { return __funnelshift_r(low, hig
 // Bytes of the eight bytes `high:low` by the nibbles of `selector`, the lowest first.
 DQ_DEVICE u32 permute_bytes(u32 low, u32 high, u32 selector) { return __byte_perm(low, high, selector); }
 
+// The larger of the low and of the high 16 bits of two words, without signs.
+DQ_DEVICE u32 larger_halves(u32 a, u32 b) { return __vmaxu2(a, b); }
+
 // Two values as FP16 or BF16 bits side by side, the first lowest: nearest, ties to even.
 DQ_DEVICE u32 floats_to_halves(float first, float second) {
     u32 bits;

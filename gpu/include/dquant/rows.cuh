@@ -65,29 +65,44 @@ DQ_DEVICE void load_eight(const Params& params, i64 token, int first, float (&x)
     }
 }
 
-// Channels `first` to `first + 4` of a head's row as they are; zeros beyond the head.
-template <class C, class Element, class Params>
-DQ_DEVICE void load_four(const Params& params, const typename Element::Stored* in, int first, float (&x)[4]) {
-    if (C::head_dim % 8 == 0 && first >= C::head_dim) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) x[j] = 0.0f;
-    } else if (C::head_dim % 8 == 0 && params.vectors) {
-        if constexpr (sizeof(typename Element::Stored) == 4) {
-            const Vector16 all = *(const Vector16*)(in + first);
-            const u32 words[4] = {all.x, all.y, all.z, all.w};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) x[j] = bits_float(words[j]);
-        } else {
-            const Vector8 all = *(const Vector8*)(in + first);
-            const u32 words[2] = {all.x, all.y};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) x[j] = Element::load((u16)(words[j / 2] >> (16 * (j % 2))));
+// Four neighbouring numbers of a head's row as they are stored; zeros beyond the head.
+template <class Element> struct FourNumbers {
+    static constexpr int size = sizeof(typename Element::Stored);
+    u32 words[size];
+
+    template <int D> DQ_DEVICE void load(const typename Element::Stored* in, int first, bool vectors) {
+        if (D % 8 == 0 && vectors) {
+            if constexpr (size == 4) {
+                const Vector16 all = first < D ? *(const Vector16*)(in + first) : Vector16{0, 0, 0, 0};
+                words[0] = all.x;
+                words[1] = all.y;
+                words[2] = all.z;
+                words[3] = all.w;
+            } else {
+                const Vector8 all = first < D ? *(const Vector8*)(in + first) : Vector8{0, 0};
+                words[0] = all.x;
+                words[1] = all.y;
+            }
+            return;
         }
-    } else {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) x[j] = first + j < C::head_dim ? Element::load(in[first + j]) : 0.0f;
+        for (int i = 0; i < size; ++i) words[i] = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            if (first + j >= D) continue;
+            if constexpr (size == 4)
+                words[j] = float_bits(in[first + j]);
+            else
+                words[j / 2] |= (u32)in[first + j] << (16 * (j % 2));
+        }
     }
-}
+    DQ_DEVICE float number(int j) const {
+        if constexpr (size == 4)
+            return bits_float(words[j]);
+        else
+            return Element::load((u16)(words[j / 2] >> (16 * (j % 2))));
+    }
+};
 
 // Takes numbers that are not finite as zero.
 DQ_DEVICE void keep_finite(float (&x)[8], bool& finite) {
