@@ -69,7 +69,11 @@ def test_streams_of_every_length_have_a_launch() -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "name", "kind", "element"),
-    [("sm_80", "2.26", "key", "float16"), ("sm_89", "2.26-t", "key", "float32"), ("sm_90", "2.26", "value", "bfloat16")],
+    [
+        ("sm_80", "2.26", "key", "float16"),
+        ("sm_89", "2.26-t", "key", "float32"),
+        ("sm_90", "2.26", "value", "bfloat16"),
+    ],
 )
 def test_streams_with_classes(architecture: str, name: str, kind: str, element: str) -> None:
     plan = fit_plan(name, *np.random.default_rng(0).standard_normal((2, 256, 8, 128)).astype(np.float32) * SPREAD)

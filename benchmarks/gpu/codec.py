@@ -189,7 +189,8 @@ def main() -> None:
     for name in ("2.26 fitted", "2.26"):
         for found in append_rows(name, 64):
             rows.append(found)
-            print(f"{name:14} {found['what']}: {found['ms']} ms ({found['ms_least']} to {found['ms_most']})", flush=True)
+            span = f"({found['ms_least']} to {found['ms_most']})"
+            print(f"{name:14} {found['what']}: {found['ms']} ms {span}", flush=True)
     if arguments.json:
         driver = cupy.cuda.runtime.driverGetVersion()
         report = {

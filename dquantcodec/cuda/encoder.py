@@ -76,9 +76,7 @@ def _describe_pages(record: np.ndarray[Any, Any], plan: Plan, kind: str) -> None
 class Encoder:
     """Kernels of one kind and element type; loading them compiles them, once."""
 
-    def __init__(
-        self, plan: Plan, kind: str, dtype: str, on: Device, tables: EncodeTables | GroupEncodeTables
-    ) -> None:
+    def __init__(self, plan: Plan, kind: str, dtype: str, on: Device, tables: EncodeTables | GroupEncodeTables) -> None:
         self.plan, self.tables = plan, tables
         if isinstance(tables, GroupEncodeTables):
             grouped = group_launches(plan, kind, dtype, tables.host, on.shared_bytes)

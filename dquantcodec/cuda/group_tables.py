@@ -219,4 +219,3 @@ def _levels(u: NDArray[np.int64], thresholds: NDArray[np.int64]) -> NDArray[np.i
     """Signed counts of the thresholds that magnitudes exceed."""
     count: NDArray[np.int64] = (np.abs(u) > thresholds).sum(axis=2) * np.sign(u[:, 0])
     return count
-

@@ -156,7 +156,8 @@ def encode_launches(plan: Plan, kind: str, dtype: str, shared: int = SHARED_BYTE
 #: Rungs that tokens of typical layers end at; a block copies them to shared memory.
 WINDOW_RUNGS = 32
 
-#: Warps of a block of grouped streams, on a multiprocessor of its own.
+#: Warps of a block of grouped streams, on a multiprocessor of its own, to try: more hide more waiting, until registers
+#: run short.
 _GROUPED = (28, 24, 20, 16, 12, 8, 6, 4, 3, 2)
 
 
@@ -174,11 +175,15 @@ class GroupLaunches:
 
 
 def group_launches(
-    plan: Plan, kind: str, dtype: str, arrays: GroupEncodeArrays | TrellisEncodeArrays, shared: int = SHARED_BYTES["sm_90"]
+    plan: Plan,
+    kind: str,
+    dtype: str,
+    arrays: GroupEncodeArrays | TrellisEncodeArrays,
+    shared: int = SHARED_BYTES["sm_90"],
 ) -> GroupLaunches:
     """The kernels that encode the grouped ``kind`` from rows of ``dtype``.
 
-    They depend on the geometry alone; what a block needs of shared memory depends on the plan.
+    They depend on the geometry alone, so layers share them; what a block needs of shared memory depends on the plan.
     """
     stream: StreamPlan = getattr(plan, kind)
     assert stream.grouping is not None

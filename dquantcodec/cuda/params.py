@@ -135,7 +135,8 @@ APPEND = np.dtype(
 
 _SIZES = (
     (KIND_LAYOUT, 32), (PAGE_POOL, 24), (LETTER_TABLES, 16), (DECODE, 136), (DRIFT_TABLES, 64), (ENCODE, 240),
-    (GROUP_TABLES, 136), (GROUP_ENCODE, 376), (TRELLIS_TABLES, 112), (TRELLIS_ENCODE, 352), (APPEND_ROWS, 40), (APPEND, 136),
+    (GROUP_TABLES, 136), (GROUP_ENCODE, 376), (TRELLIS_TABLES, 112), (TRELLIS_ENCODE, 352), (APPEND_ROWS, 40),
+    (APPEND, 136),
 )  # fmt: skip
 for _dtype, _size in _SIZES:
     assert _dtype.itemsize == _size

@@ -52,9 +52,8 @@ class TrellisEncodeArrays:
 
     def block_bytes(self) -> int:
         """What a block shares beside rungs: codes, classes, groups, kinds."""
-        return (
-            -(-self.codes.nbytes // 16) * 16 + self.classes.nbytes + self.groups.nbytes + -(-self.kinds.nbytes // 16) * 16
-        )
+        rounded = sum(-(-array.nbytes // 16) * 16 for array in (self.codes, self.kinds))
+        return rounded + self.classes.nbytes + self.groups.nbytes
 
     def warp_bytes(self, plan: StreamPlan) -> int:
         """What a warp has: positions, indices, two paths, costs of 32 values, ways, words."""
