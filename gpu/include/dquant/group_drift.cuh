@@ -17,7 +17,8 @@ template <bool SCRATCH> struct GroupRow {
     int lane;
 
     DQ_DEVICE GroupRow(
-        const GroupTables& tables_, const SharedGroups<SCRATCH>& shared_, const u32* positions_, int substream, int lane_)
+        const GroupTables& tables_, const SharedGroups<SCRATCH>& shared_, const u32* positions_, int substream,
+        int lane_)
         : tables(tables_), shared(shared_), positions(positions_ + substream * tables.slots * LANES), lane(lane_) {
         const int first = substream * tables.all_rounds() * ROUND_GROUPS + lane / GROUP_LETTERS;
         letters = shared.letters + first;

@@ -2,7 +2,7 @@
 //
 //     encode_head            a block a page: the page's exponent (jobs.cuh)
 //     encode_channel_means   a warp a page and head, for kinds with means
-//     encode_groups          a warp a token
+//     encode_grouped         a warp a token; blocks stay, because they share tables
 //
 // The same arithmetic in the same order as dquantcodec/encode.py, so the same bytes.
 #pragma once
@@ -190,7 +190,8 @@ template <class C> struct GroupStream {
 // Token `token` of window `window`.
 template <class C, class Element, class Stream>
 DQ_DEVICE void encode_grouped_token(
-    const typename Stream::Params& all, const typename Stream::Shared& shared, i64 window, int token, u8* own, int lane) {
+    const typename Stream::Params& all, const typename Stream::Shared& shared, i64 window, int token, u8* own,
+    int lane) {
     const EncodeParams& params = all.rows;
     const EncodeJob job(params, window);
     if (params.ready && job.tokens == 0) return;

@@ -1,8 +1,8 @@
 // Grouped streams (specification, clause 6.6) as a warp codes them.
 //
-// Four groups of a sub-stream at a time are a *round*: lane `8 q + i` has letter i of the round's q-th group, and field f
-// of all 32 letters is a row of 32 positions.  Rounds are ordered by how many fields their groups have at most, so that
-// lanes never disagree.  Which groups those are, their classes and tables are data: all layers share one kernel.
+// Four groups of a sub-stream at a time are a *round*: lane `8 q + i` has letter i of the round's q-th group, and field
+// f of all 32 letters is a row of 32 positions.  Rounds are ordered by how many fields their groups have at most, so
+// that lanes never disagree.  Which groups those are, their classes and tables are data: all layers share one kernel.
 #pragma once
 
 #include "dquant/platform.cuh"

@@ -1,8 +1,9 @@
 // Drift of dependent streams (dquantcodec/trellis_drift.py): the cheapest path through the trellis, at the rung whose
 // letters fit.  The same FP32 operations in the same order as on the CPU, so the same paths.
 //
-// The costs of 32 values at a time are found by all lanes, a value each; then a lane for every state of every sub-stream
-// takes the 32 steps, because sums depend on their order; lanes then follow parts of the path back side by side.
+// The costs of 32 values at a time are found by all lanes, a value each; then a lane for every state of every
+// sub-stream takes the 32 steps, because sums depend on their order; lanes then follow parts of the path back side by
+// side.
 #pragma once
 
 #include "dquant/trellis.cuh"
@@ -111,7 +112,8 @@ DQ_DEVICE bool value_costs(const TrellisRows<C>& rows, const float* costs, int s
 }
 
 // The best path of every active sub-stream at its rung, to `indices`.
-template <class C> DQ_DEVICE void best_paths(const TrellisRows<C>& rows, u32 active, const int (&rungs)[C::substreams]) {
+template <class C>
+DQ_DEVICE void best_paths(const TrellisRows<C>& rows, u32 active, const int (&rungs)[C::substreams]) {
     constexpr int S = C::substreams, states = C::states;
     constexpr Trellis<states> trellis{};
     const TrellisTables& tables = rows.tables;
@@ -330,7 +332,8 @@ DQ_DEVICE int switch_letter(const TrellisRows<C>& rows, int substream, const u16
     for (int round = letter_rounds(rows) - 1; round >= 0; --round) {
         const PathLetter letter = path_letter(rows, substream, round);
         const u32* codes = rows.shared.codes;
-        const i32 dearer = bits_at(codes, path_code(rows, letter, fine)) - bits_at(codes, path_code(rows, letter, coarse));
+        const i32 dearer =
+            bits_at(codes, path_code(rows, letter, fine)) - bits_at(codes, path_code(rows, letter, coarse));
         i32 before = dearer;
 #pragma unroll
         for (int distance = 1; distance < LANES; distance *= 2) {
