@@ -179,6 +179,7 @@ def encode_groups(
     trellis = stream.grouping.states > 1
     arrays: Any = (trellis_tables.trellis_encode_arrays if trellis else group_tables.group_encode_arrays)(stream)
     launch = launches.group_launches(plan, kind, element, arrays, shared)
+    assert bool(launch.scratch_bytes) == (launch.tokens.shared_bytes == 0)
     library = build(launch.tokens.options, folder, "encode_groups.cpp")
     record = np.zeros(1, params.TRELLIS_ENCODE if trellis else params.GROUP_ENCODE)
     status = np.full(len(rows), 99, np.uint8)
