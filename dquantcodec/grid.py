@@ -156,26 +156,33 @@ def gained_scale(
 
 @kernel
 def row_squares(x, squares, peaks):
-    """Sums of squares in FP64, of every eighth value and then of the eight sums in order, and largest magnitudes."""
-    whole = x.shape[1] // 8 * 8
+    """Sums of squares in FP64, and largest magnitudes.
+
+    The order is that of a GPU's lanes: of eight neighbours in every 256 values each is summed alone, then the eight are
+    added, then the sums of those 32 eights, always neighbours first.
+    """
+    lanes = 32
+    sums = np.empty(8 * lanes, np.float64)
+    eights = np.empty(lanes, np.float64)
     for t in range(x.shape[0]):
         row = x[t]
-        a = b = c = d = e = f = g = h = np.float64(0)
-        for i in range(0, whole, 8):
-            a += np.float64(row[i]) * np.float64(row[i])
-            b += np.float64(row[i + 1]) * np.float64(row[i + 1])
-            c += np.float64(row[i + 2]) * np.float64(row[i + 2])
-            d += np.float64(row[i + 3]) * np.float64(row[i + 3])
-            e += np.float64(row[i + 4]) * np.float64(row[i + 4])
-            f += np.float64(row[i + 5]) * np.float64(row[i + 5])
-            g += np.float64(row[i + 6]) * np.float64(row[i + 6])
-            h += np.float64(row[i + 7]) * np.float64(row[i + 7])
-        total = a + b + c + d + e + f + g + h
-        for i in range(whole, x.shape[1]):
-            total += np.float64(row[i]) * np.float64(row[i])
-        squares[t] = total
+        used = min(row.shape[0], 8 * lanes)
+        sums[:] = 0
+        for k in range(used):
+            sums[k] = np.float64(row[k]) * np.float64(row[k])
+        for first in range(8 * lanes, row.shape[0], 8 * lanes):
+            part = row[first : first + 8 * lanes]
+            for k in range(part.shape[0]):
+                sums[k] += np.float64(part[k]) * np.float64(part[k])
+        for k in range(lanes):
+            a = sums[8 * k : 8 * k + 8]
+            eights[k] = ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7]))
+        for half in (16, 8, 4, 2, 1):
+            for k in range(half):
+                eights[k] = eights[2 * k] + eights[2 * k + 1]
+        squares[t] = eights[0]
         largest = np.float32(0)
-        for i in range(x.shape[1]):
+        for i in range(row.shape[0]):
             magnitude = abs(row[i])
             largest = magnitude if magnitude > largest else largest
         peaks[t] = largest

@@ -90,7 +90,7 @@ def rates(classes: tuple[Levels, ...], kappas: list[float]) -> Rates:
 
 
 @lru_cache(maxsize=1024)
-def _ladder(grouping: Grouping) -> tuple[Rates, int]:
+def path_rates(grouping: Grouping) -> tuple[Rates, int]:
     """Rates at every rung but the last, and the rung that classes are designed for."""
     kappas = [0.0]
     while kappas[-1] < HIGHEST_KAPPA:
@@ -112,7 +112,8 @@ class Walk:
 
 
 @lru_cache(maxsize=1024)
-def _walk(grouping: Grouping) -> Walk:
+def walk(grouping: Grouping) -> Walk:
+    """The walk of a grouping."""
     arrays = group_arrays(grouping)
     values, letters, tables = [], [0], []
     for row, fields, count, table in arrays.groups.tolist():
@@ -137,7 +138,7 @@ def drift_dependent(
     assert grouping is not None
     check_zeros(plan)
     arrays, found, (costs, start), steps = (
-        group_arrays(grouping), trellis(grouping.states), _ladder(grouping), _walk(grouping)
+        group_arrays(grouping), trellis(grouping.states), path_rates(grouping), walk(grouping)
     )  # fmt: skip
     letters = np.empty((len(position), len(steps.table)), np.uint16)
     levels = np.zeros(position.shape, np.int8)
@@ -153,7 +154,7 @@ def drift_dependent(
 def undrifted(position: NDArray[np.int32], grouping: Grouping) -> NDArray[np.uint8]:
     """The levels ``[T, n]`` of the paths nearest to positions, by channel, from the lowest of the class."""
     arrays, found, (costs, _), steps = (
-        group_arrays(grouping), trellis(grouping.states), _ladder(grouping), _walk(grouping)
+        group_arrays(grouping), trellis(grouping.states), path_rates(grouping), walk(grouping)
     )  # fmt: skip
     path = np.empty((len(position), len(steps.place)), np.int8)
     walk_rows(

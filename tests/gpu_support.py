@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dquantcodec.codec import Codec, Pages
-from dquantcodec.cuda import launches, params, sources, tables
+from dquantcodec.cuda import group_tables, launches, params, sources, tables, trellis_tables
 from dquantcodec.page import PageLayout
 from dquantcodec.plan import Plan
 
@@ -111,24 +111,16 @@ def encode(
 ) -> NDArray[np.uint8]:
     """The three encoding kernels on the host; ``rows`` uint16 or float32 ``[T, H, D]``.  Returns the statuses."""
     stream = getattr(plan, kind)
-    arrays, layout = tables.encode_arrays(plan, stream), PageLayout.of(plan)
+    arrays = tables.encode_arrays(plan, stream)
     scratch = np.full(blocks * launch.scratch_bytes, 0xEE, np.uint8)
     status = np.full(len(rows), 99, np.uint8)
     known = tables.encode_numbers(plan, stream)
     record = np.zeros(1, params.ENCODE)
-    record["pool"] = address(pool), address(numbers), pool.strides[0]
-    record["in"], record["tokens"], record["ready"] = address(rows), len(rows), address(ready)
-    record["token_stride"] = rows.strides[0] // rows.itemsize
-    record["head_stride"] = rows.strides[1] // rows.itemsize
-    if ready is not None and numbers is not None:
-        record["numbers_stride"] = numbers.shape[1]
+    describe_rows(record, plan, kind, rows, pool, numbers, ready)
     record["factors"], record["codes"] = address(arrays.factors), address(arrays.codes)
     record["reciprocals"], record["status"] = address(arrays.reciprocals), address(status)
     record["scratch"], record["scratch_bytes"] = address(scratch), launch.scratch_bytes
-    record["budget"], record["windows"] = known["budget"], -(-len(rows) // plan.window)
-    record["at"] = params.kind_layout(plan, kind)
-    if kind == "key":
-        record["clear_from"], record["clear_to"] = layout.used_head_bytes, layout.head_bytes
+    record["budget"] = known["budget"]
     for name in ("thresholds", "edges", "steps", "costs", "complete", "last_costs"):
         record["drift"][name] = address(getattr(arrays, name))
     for name in ("rungs", "columns", "cheapest"):
@@ -142,6 +134,94 @@ def encode(
         if step is not None:
             function(ctypes.c_void_p(address(record)), count, step.threads, ctypes.c_long(step.shared_bytes))
     return status
+
+
+def describe_rows(
+    record: NDArray[Any],
+    plan: Plan,
+    kind: str,
+    rows: NDArray[Any],
+    pool: NDArray[np.uint8],
+    numbers: NDArray[np.int32] | None,
+    ready: NDArray[np.int32] | None,
+) -> None:
+    """What ``EncodeParams`` says of rows, pages and the plan's layout."""
+    layout = PageLayout.of(plan)
+    record["pool"] = address(pool), address(numbers), pool.strides[0]
+    record["in"], record["tokens"], record["ready"] = address(rows), len(rows), address(ready)
+    record["token_stride"] = rows.strides[0] // rows.itemsize
+    record["head_stride"] = rows.strides[1] // rows.itemsize
+    record["vectors"] = all(n % 16 == 0 for n in (address(rows), *rows.strides[:2]))
+    record["windows"] = -(-len(rows) // plan.window)
+    if ready is not None and numbers is not None:
+        record["numbers_stride"] = numbers.shape[1]
+    record["at"] = params.kind_layout(plan, kind)
+    if kind == "key":
+        record["clear_from"], record["clear_to"] = layout.used_head_bytes, layout.head_bytes
+
+
+def encode_groups(
+    folder: str,
+    plan: Plan,
+    kind: str,
+    rows: NDArray[Any],
+    pool: NDArray[np.uint8],
+    numbers: NDArray[np.int32] | None = None,
+    ready: NDArray[np.int32] | None = None,
+    blocks: int = 2,
+    shared: int = launches.SHARED_BYTES["sm_90"],
+    warps: int = 4,
+    element: str = "float16",
+    backwards: bool = False,
+) -> NDArray[np.uint8]:
+    """The kernels of a grouped kind on the host, ``warps`` warps a block.  Returns the statuses."""
+    stream = getattr(plan, kind)
+    trellis = stream.grouping.states > 1
+    arrays: Any = (trellis_tables.trellis_encode_arrays if trellis else group_tables.group_encode_arrays)(stream)
+    launch = launches.group_launches(plan, kind, element, arrays, shared)
+    assert bool(launch.scratch_bytes) == (launch.tokens.shared_bytes == 0)
+    library = build(launch.tokens.options, folder, "encode_groups.cpp")
+    record = np.zeros(1, params.TRELLIS_ENCODE if trellis else params.GROUP_ENCODE)
+    status = np.full(len(rows), 99, np.uint8)
+    warps = launch.tokens.warps if launch.scratch_bytes else min(warps, launch.tokens.warps)
+    scratch = np.full(blocks * launch.scratch_bytes + 64, 0xEE, np.uint8)
+    scratch = scratch[-scratch.ctypes.data % 64 :]
+    describe_rows(record["rows"], plan, kind, rows, pool, numbers, ready)
+    record["rows"]["status"] = address(status)
+    record["rows"]["scratch"], record["rows"]["scratch_bytes"] = address(scratch), launch.scratch_bytes
+    held = [aligned(getattr(arrays, name)) for name in arrays.NAMES]
+    for name, array in zip(arrays.NAMES, held):
+        record["tables"][name] = address(array)
+    for name, number in arrays.numbers(stream).items():
+        record["tables"][name] = number
+    record["tables"]["window_first"], record["tables"]["window_rungs"] = launch.first, launch.window
+    at = ctypes.c_void_p(address(record))
+    library.shared_bytes.restype = library.warp_bytes.restype = ctypes.c_long
+    size = library.shared_bytes(at)
+    assert library.warp_bytes(at) == arrays.warp_bytes(stream)
+    if not launch.scratch_bytes:
+        size += warps * arrays.warp_bytes(stream)
+        more = (launch.tokens.warps - warps) * arrays.warp_bytes(stream)
+        assert size + more == launch.tokens.shared_bytes
+    windows = int(record["rows"]["windows"][0])
+    library.set_backwards(backwards)
+    for function, step, count, threads, memory in (
+        (library.run_dquant_group_head, launch.head, windows, launch.head.threads, 16),
+        (library.run_dquant_group_means, launch.means, -(-windows * plan.kv_heads // 8), 256, 0),
+        (library.run_dquant_encode_groups, launch.tokens, blocks, 32 * warps, size),
+    ):
+        if step is not None:
+            function(ctypes.c_void_p(address(record)), count, threads, ctypes.c_long(memory))
+    library.set_backwards(False)
+    return status
+
+
+def aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy that begins at a multiple of 64 bytes, as device memory does."""
+    memory = np.empty(array.nbytes + 64, np.uint8)
+    copy = memory[-memory.ctypes.data % 64 :][: array.nbytes].view(array.dtype)
+    copy[:] = array.reshape(-1)
+    return copy
 
 
 def aligned_pages(pages: Pages, poison: int = 0xA5) -> NDArray[np.uint8]:

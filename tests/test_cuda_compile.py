@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from dquantcodec.cuda import launches, nvrtc, sources
+from dquantcodec.cuda.group_tables import group_encode_arrays
+from dquantcodec.cuda.trellis_tables import trellis_encode_arrays
 from dquantcodec.errors import DeviceError
+from dquantcodec.fit import fit_plan
 from dquantcodec.plan import make_plan
 from dquantcodec.profile import PROFILES, Profile
 
+SPREAD = np.geomspace(0.1, 3, 128).astype(np.float32)
 GEOMETRIES = [(8, 64), (8, 80), (8, 96), (8, 112), (8, 128), (4, 192), (4, 256)]
 
 
@@ -60,6 +65,24 @@ def test_streams_of_every_length_have_a_launch() -> None:
                     for launch in (encode.tiles, decode):
                         assert launch.shared_bytes + 1024 <= shared, (name, heads, head_dim, architecture, kind)
                     assert bool(encode.scratch_bytes) == (encode.tiles.shared_bytes == 0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "kind", "element"),
+    [
+        ("sm_80", "2.26", "key", "float16"),
+        ("sm_89", "2.26-t", "key", "float32"),
+        ("sm_90", "2.26", "value", "bfloat16"),
+    ],
+)
+def test_streams_with_classes(architecture: str, name: str, kind: str, element: str) -> None:
+    plan = fit_plan(name, *np.random.default_rng(0).standard_normal((2, 256, 8, 128)).astype(np.float32) * SPREAD)
+    stream = getattr(plan, kind)
+    shared = launches.SHARED_BYTES[architecture]
+    make = trellis_encode_arrays if name == "2.26-t" else group_encode_arrays
+    launch = launches.group_launches(plan, kind, element, make(stream), shared).tokens
+    assert launch.shared_bytes + 1024 <= shared and launch.warps >= 4
+    assert nvrtc.compile_kernel(launch.name, launch.options, architecture)[:4] == b"\x7fELF"
 
 
 def test_append_compiles() -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 import sys
 
-import numpy as np
 import pytest
 
 import dquantcodec
 from dquantcodec.cuda import device
-from dquantcodec.cuda.tables import refuse_classes
-from dquantcodec.errors import DeviceError, UnsupportedError
+from dquantcodec.errors import DeviceError
 
 
 @pytest.fixture(autouse=True)
@@ -55,13 +53,6 @@ def test_an_unknown_device() -> None:
         with pytest.raises(DeviceError) as failed:
             dquantcodec.Codec("2.26", 8, 128, device=name)
         assert failed.value.code == "device-name"
-
-
-def test_plans_with_classes_are_refused_by_name_where_they_are_encoded() -> None:
-    keys, values = np.random.default_rng(0).standard_normal((2, 64, 2, 64)).astype(np.float32)
-    with pytest.raises(UnsupportedError, match="variance classes") as failed:
-        refuse_classes(dquantcodec.fit_plan("2.26", keys, values))
-    assert failed.value.code == "device-classes"
 
 
 def test_the_cpu_by_name() -> None:

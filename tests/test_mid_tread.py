@@ -93,7 +93,7 @@ def test_one_large_value_widens_the_grid_until_it_is_two_steps_outside() -> None
     assert scale.tolist() == [1.125, float(np.float16(1.125 * math.sqrt((1023 + 5.5**2) / 1024))), 20]
 
 
-@given(st.integers(1, 100), st.data())
+@given(st.integers(1, 700), st.data())
 def test_every_value_counts_in_the_sum_of_squares_and_in_the_peak(n: int, data: st.DataObject) -> None:
     place = data.draw(st.integers(0, n - 1))
     x = np.zeros((2, n), np.float32)
@@ -102,6 +102,20 @@ def test_every_value_counts_in_the_sum_of_squares_and_in_the_peak(n: int, data: 
     grid.row_squares(x, squares, peaks)
     assert squares.tolist() == [0, 9]
     assert peaks.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("n", [5, 256, 700])
+def test_squares_are_added_in_the_order_of_a_gpus_lanes(n: int) -> None:
+    x = np.random.default_rng(n).standard_normal((1, n)).astype(np.float32)
+    squares, peaks = np.empty(1), np.empty(1)
+    grid.row_squares(x, squares, peaks)
+    padded = np.pad(x[0], (0, -n % 256)).astype(np.float64).reshape(-1, 256) ** 2
+    sums = padded[0]
+    for row in padded[1:]:
+        sums = sums + row
+    while len(sums) > 1:
+        sums = sums[::2] + sums[1::2]
+    assert squares[0] == sums[0]
 
 
 @given(odd_levels, steps, st.integers(1, 60))

@@ -4,7 +4,8 @@
 
 Medians of device time between events, with the fastest and the slowest run; 8 heads of 128, BF16.  A run is several
 calls one behind another, so that the time of a call on the host hides behind the device's.  Keys have a mean per
-channel, and tokens differ in magnitude.  The first pages are compared with the CPU's.
+channel, and channels and tokens differ in magnitude.  "fitted" plans have variance classes, as files and `fit_plan`
+make them, others rotate.  The first pages are compared with the CPU's.
 """
 
 from __future__ import annotations
@@ -27,12 +28,19 @@ from dquantcodec.codec import Codec as CpuCodec
 from dquantcodec.codec import Pages
 from dquantcodec.cuda import Cache, Codec
 from dquantcodec.cuda.nvrtc import version as nvrtc_version
+from dquantcodec.fit import fit_plan
+from dquantcodec.plan import Plan, make_plan
+from dquantcodec.profile import Profile
 
 HEADS, HEAD_DIM = 8, 128
 VALUES = HEADS * HEAD_DIM
 #: Tokens that are encoded at once, and how often to fill the pool that is decoded: several times the L2 cache.
 TOKENS, PARTS = 65536, 8
 RUNS, CALLS = 15, 6
+NAMES = (
+    "2.26 fitted", "1.96 fitted", "3.0 fitted", "2.26-t fitted", "1.96-t fitted", "2.26", "1.96", "3.0", "paper-2.26",
+    "paper-1.96",
+)  # fmt: skip
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float, float]:
@@ -69,12 +77,26 @@ def tokens(seed: int) -> Any:
     random = cupy.random.default_rng(seed)
     x = random.standard_normal((2, TOKENS, HEADS, HEAD_DIM), dtype=cupy.float32)
     x *= random.uniform(0.5, 2.0, (2, TOKENS, 1, 1)).astype(cupy.float32)
-    x[0] += 2 * random.standard_normal((1, HEADS, HEAD_DIM), dtype=cupy.float32)
+    # The same channels for every seed, so that a plan fitted to one serves all.
+    channels = np.random.default_rng(0)
+    x *= cupy.asarray(np.exp(0.8 * channels.standard_normal((2, 1, HEADS, HEAD_DIM))), cupy.float32)
+    x[0] += cupy.asarray(2 * channels.standard_normal((1, HEADS, HEAD_DIM)), cupy.float32)
     return x.astype(ml_dtypes.bfloat16)
 
 
+def plan_named(name: str) -> Plan:
+    """The plan of a profile, rotated, or of "NAME fitted" with variance classes."""
+    profile, _, fitted = name.partition(" ")
+    if not fitted:
+        return make_plan(Profile.named(profile), HEADS, HEAD_DIM)
+    plan = fit_plan(profile, *(cupy.asnumpy(a[:1024]) for a in tokens(0)))
+    assert plan.key.grouping is not None and plan.value.grouping is not None
+    return plan
+
+
 def rows_of(name: str) -> Iterator[dict[str, Any]]:
-    codec = Codec(name, HEADS, HEAD_DIM)
+    plan = plan_named(name)
+    codec = Codec(plan)
     window = codec.plan.window
     pool = cupy.empty((PARTS * TOKENS // window, codec.layout.page_bytes), cupy.uint8)
     status = cupy.empty((2, TOKENS), cupy.uint8)
@@ -84,7 +106,7 @@ def rows_of(name: str) -> Iterator[dict[str, Any]]:
         codec.encode(x[0], x[1], pages=target, status=status)
         assert not status.any()
         if part == 0:
-            want = CpuCodec(name, HEADS, HEAD_DIM).encode(*(cupy.asnumpy(a[: 2 * window]) for a in x))
+            want = CpuCodec(plan).encode(*(cupy.asnumpy(a[: 2 * window]) for a in x))
             assert (cupy.asnumpy(pool[:2]) == want.data).all()
     yield row(
         name, "encode keys and values", 2 * TOKENS * VALUES,
@@ -104,7 +126,7 @@ def rows_of(name: str) -> Iterator[dict[str, Any]]:
 
 def append_rows(name: str, sequences: int) -> Iterator[dict[str, Any]]:
     """Replays of a captured step: those in which no page is full, and those in which all sequences fill one."""
-    codec = Codec(name, HEADS, HEAD_DIM)
+    codec = Codec(plan_named(name))
     window = codec.plan.window
     pool = cupy.empty((sequences * 40, codec.layout.page_bytes), cupy.uint8)
     numbers = cupy.arange(sequences * 40, dtype=cupy.int32).reshape(sequences, 40)
@@ -158,15 +180,17 @@ def main() -> None:
     arguments = parser.parse_args()
     properties = cupy.cuda.runtime.getDeviceProperties(0)
     rows = []
-    for name in ("2.26", "1.96", "3.0", "paper-2.26", "paper-1.96"):
+    for name in NAMES:
         for found in rows_of(name):
             rows.append(found)
-            print(f"{found['profile']:12} {found['what']:28} {found['ms']:9.3f} ms "
+            print(f"{found['profile']:14} {found['what']:28} {found['ms']:9.3f} ms "
                   f"({found['ms_least']:.3f} to {found['ms_most']:.3f}) {found['giga_values_per_s']:8.1f} G values/s",
                   flush=True)  # fmt: skip
-    for found in append_rows("2.26", 64):
-        rows.append(found)
-        print(f"{found['profile']:12} {found['what']}: {found['ms']} ms ({found['ms_least']} to {found['ms_most']})")
+    for name in ("2.26 fitted", "2.26"):
+        for found in append_rows(name, 64):
+            rows.append(found)
+            span = f"({found['ms_least']} to {found['ms_most']})"
+            print(f"{name:14} {found['what']}: {found['ms']} ms {span}", flush=True)
     if arguments.json:
         driver = cupy.cuda.runtime.driverGetVersion()
         report = {

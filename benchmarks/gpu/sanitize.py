@@ -2,12 +2,13 @@
 
     compute-sanitizer --tool memcheck|initcheck|synccheck python benchmarks/gpu/sanitize.py
     compute-sanitizer --tool racecheck python benchmarks/gpu/sanitize.py --races
+    compute-sanitizer --tool TOOL python benchmarks/gpu/sanitize.py --classes
 
 Racecheck knows neither the copy engine nor one lane's arrival at a barrier for its warp; ``--races`` builds attention
-without them.
+without them.  With ``--classes`` plans with variance classes are coded, and nothing else.
 
-Whole and cut windows, both coders, all forms of the rotation, damaged pages, appending, and attention over pages in
-scattered order with exact tokens.  Exits 1 if bytes differ between two runs.
+Whole and cut windows, both coders, all forms of the rotation, variance classes and a trellis, damaged pages, appending,
+and attention over pages in scattered order with exact tokens.  Exits 1 if bytes differ between two runs.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ CASES = (("2.26", 2, 64), ("2.26", 2, 80), ("paper-2.26", 2, 64), ("paper-1.96",
 TOKENS = 145
 
 
-def run(name: str, heads: int, head_dim: int) -> bool:
-    codec = Codec(name, heads, head_dim)
+def run(plan: Plan) -> bool:
+    codec, heads, head_dim = Codec(plan), plan.kv_heads, plan.head_dim
     x = cupy.asarray(np.random.default_rng(0).standard_normal((2, TOKENS, heads, head_dim)).astype(np.float16))
     status = cupy.zeros((2, TOKENS), cupy.uint8)
     first, second = (codec.encode(x[0], x[1], status=status).data for _ in range(2))
@@ -46,8 +47,8 @@ def run(name: str, heads: int, head_dim: int) -> bool:
     return same
 
 
-def append() -> None:
-    codec = Codec("2.26", 2, 64)
+def append(plan: Plan) -> None:
+    codec = Codec(plan)
     pool = cupy.zeros((2, codec.layout.page_bytes), cupy.uint8)
     cache = Cache(codec, pool, cupy.asarray([[1], [0]], cupy.int32), dtype="float16")
     x = cupy.ones((2, 127, 2, 64), cupy.float16)
@@ -86,13 +87,17 @@ def attend(plan: Plan, lengths: tuple[int, ...]) -> bool:
 
 def main() -> None:
     same = True
-    for case in CASES:
-        same &= run(*case)
-    append()
+    rotated = [] if "--classes" in sys.argv else [make_plan(Profile.named(name), *shape) for name, *shape in CASES]
+    with_classes = [fitted("2.26", 2, 64), fitted("2.26-t", 2, 64)]
+    for plan in rotated + with_classes:
+        same &= run(plan)
+    for plan in rotated[:1] + with_classes[:1]:
+        append(plan)
     if "--races" in sys.argv:
         attend_launch.OPTIONS += (attend_launch.CHECKED,)
-    for plan in (make_plan(Profile.named("paper-2.26"), 2, 128), fitted("2.26", 2, 128), fitted("2.26-t", 2, 64)):
-        same &= attend(plan, (700, 0, 33))
+    if rotated:
+        for plan in (make_plan(Profile.named("paper-2.26"), 2, 128), fitted("2.26", 2, 128), fitted("2.26-t", 2, 64)):
+            same &= attend(plan, (700, 0, 33))
     cupy.cuda.Device().synchronize()
     print("same bytes twice" if same else "bytes differ between runs")
     sys.exit(not same)

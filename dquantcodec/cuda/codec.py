@@ -22,9 +22,8 @@ from ..status import EXPLANATIONS, REASONS
 from . import arrays
 from .decoder import Decoder, DecodeTables
 from .device import Device, device, stream_of
-from .encoder import Encoder, EncodeTables
+from .encoder import Encoder, EncodeTables, GroupEncodeTables, upload_tables
 from .launches import ELEMENTS
-from .tables import refuse_classes
 
 #: Reason codes of the statuses that only device kernels give (``gpu/include/dquant/decode.cuh``).
 PAGE_REASONS = {4: "page-exponent", 5: "page-affine"}
@@ -67,9 +66,7 @@ class Codec:
         self._encoders: dict[tuple[str, str], Encoder] = {}
         self._decoders: dict[tuple[str, str], Decoder] = {}
         with self.device.current:
-            self._encode_tables = {
-                kind: EncodeTables(self.plan, kind) for kind in KINDS if self._stream(kind).grouping is None
-            }
+            self._encode_tables: dict[str, EncodeTables | GroupEncodeTables] = {}
             self._decode_tables = {kind: DecodeTables(self.plan, kind) for kind in KINDS}
 
     def encode(
@@ -181,7 +178,8 @@ class Codec:
     def encoder(self, kind: str, dtype: str) -> Encoder:
         """The kernels that encode ``kind`` from rows of ``dtype``, loaded once."""
         if (kind, dtype) not in self._encoders:
-            refuse_classes(self.plan)
+            if kind not in self._encode_tables:
+                self._encode_tables[kind] = upload_tables(self.plan, kind)
             encoder = Encoder(self.plan, kind, dtype, self.device, self._encode_tables[kind])
             self._encoders[kind, dtype] = encoder
         return self._encoders[kind, dtype]

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from ..errors import DeviceError
 from ..plan import Plan, StreamPlan
 from ..profile import TILE
+from .group_tables import GroupEncodeArrays
+from .trellis_tables import TrellisEncodeArrays
 
 _Sizes = tuple[tuple[int, int], ...]
 
@@ -147,6 +149,74 @@ def encode_launches(plan: Plan, kind: str, dtype: str, shared: int = SHARED_BYTE
         head=Launch("encode", options, HEAD_WARPS, 16, 1),
         means=Launch("encode", options, HEAD_WARPS, means_bytes(plan), 1) if stream.mean else None,
         tiles=Launch("encode", options, warps, size, residents),
+        scratch_bytes=scratch,
+    )
+
+
+#: Rungs that tokens of typical layers end at; a block copies them to shared memory.
+WINDOW_RUNGS = 32
+
+#: Warps of a block of grouped streams, on a multiprocessor of its own, to try: more hide more waiting, until registers
+#: run short.
+_GROUPED = (28, 24, 20, 16, 12, 8, 6, 4, 3, 2)
+
+
+@dataclass(frozen=True)
+class GroupLaunches:
+    """The kernels that encode a grouped stream, in order; ``window`` rungs are copied to shared memory, from
+    ``first`` on."""
+
+    head: Launch
+    means: Launch | None
+    tokens: Launch
+    first: int
+    window: int
+    scratch_bytes: int
+
+
+def group_launches(
+    plan: Plan,
+    kind: str,
+    dtype: str,
+    arrays: GroupEncodeArrays | TrellisEncodeArrays,
+    shared: int = SHARED_BYTES["sm_90"],
+) -> GroupLaunches:
+    """The kernels that encode the grouped ``kind`` from rows of ``dtype``.
+
+    They depend on the geometry alone, so layers share them; what a block needs of shared memory depends on the plan.
+    """
+    stream: StreamPlan = getattr(plan, kind)
+    assert stream.grouping is not None
+    warp = arrays.warp_bytes(stream)
+    fixed, rung = arrays.block_bytes(), 4 * arrays.entries
+    room = shared - 1024
+    # Half of the window is better than half of the warps.
+    fitting = (
+        (warps, min((room - fixed - warps * warp) // rung, WINDOW_RUNGS, arrays.rungs))
+        for warps in _GROUPED
+        if fixed + warps * warp + rung * min(WINDOW_RUNGS // 2, arrays.rungs) <= room
+    )
+    warps, window = next(fitting, (8, 0))
+    scratch = 0 if window else -(-warps * warp // 128) * 128
+    size = 0 if scratch else fixed + window * rung + warps * warp
+    options = (
+        f"-DDQ_HEADS={plan.kv_heads}",
+        f"-DDQ_HEAD_DIM={plan.head_dim}",
+        f"-DDQ_SUBSTREAMS={stream.substreams}",
+        f"-DDQ_STATES={stream.grouping.states}",
+        f"-DDQ_MEAN={int(stream.mean)}",
+        f"-DDQ_UNBIASED={int(stream.gain == 'unbiased')}",
+        f"-DDQ_ELEMENT={ELEMENTS[dtype]}",
+        f"-DDQ_WARPS={warps}",
+        "-DDQ_BLOCKS=1",
+        f"-DDQ_SCRATCH={int(scratch > 0)}",
+    )
+    return GroupLaunches(
+        head=Launch("encode_groups", options, HEAD_WARPS, 16, 1),
+        means=Launch("encode_groups", options, HEAD_WARPS, 0, 1) if stream.mean else None,
+        tokens=Launch("encode_groups", options, warps, size, 3 if scratch else 1),
+        first=max(0, min(arrays.start - 2 * window // 3, arrays.rungs - window)),
+        window=window,
         scratch_bytes=scratch,
     )
 

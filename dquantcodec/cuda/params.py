@@ -71,9 +71,42 @@ ENCODE = np.dtype(
         ("windows", np.int32),
         ("clear_from", np.uint32),
         ("clear_to", np.uint32),
+        ("vectors", np.int32),
+        ("reserved", np.int32),
         ("at", KIND_LAYOUT),
     ]
 )
+GROUP_TABLES = np.dtype(
+    [
+        *((name, np.uint64) for name in (
+            "channels", "inverses", "ladder", "codes", "initial", "letters", "fields", "groups", "numbers_of_ranks",
+        )),
+        ("step", np.float64),
+        ("rungs", np.int32),
+        ("entries", np.int32),
+        ("start", np.int32),
+        ("words", np.int32),
+        ("rounds", np.int32, 4),
+        ("slots", np.int32),
+        ("groups_each", np.int32),
+        ("code_count", np.int32),
+        ("window_first", np.int32),
+        ("window_rungs", np.int32),
+        ("reserved", np.int32),
+    ]
+)  # fmt: skip
+TRELLIS_TABLES = np.dtype(
+    [
+        *((name, np.uint64) for name in ("channels", "inverses", "costs", "codes", "classes", "groups", "kinds")),
+        ("step", np.float64),
+        *((name, np.int32) for name in (
+            "rungs", "entries", "start", "words", "values", "pitch", "groups_each", "code_count", "class_count",
+            "window_first", "window_rungs", "reserved",
+        )),
+    ]
+)  # fmt: skip
+TRELLIS_ENCODE = np.dtype([("rows", ENCODE), ("tables", TRELLIS_TABLES)])
+GROUP_ENCODE = np.dtype([("rows", ENCODE), ("tables", GROUP_TABLES)])
 APPEND_ROWS = np.dtype(
     [
         ("in", np.uint64),
@@ -101,8 +134,9 @@ APPEND = np.dtype(
 )
 
 _SIZES = (
-    (KIND_LAYOUT, 32), (PAGE_POOL, 24), (LETTER_TABLES, 16), (DECODE, 136), (DRIFT_TABLES, 64), (ENCODE, 232),
-    (APPEND_ROWS, 40), (APPEND, 136),
+    (KIND_LAYOUT, 32), (PAGE_POOL, 24), (LETTER_TABLES, 16), (DECODE, 136), (DRIFT_TABLES, 64), (ENCODE, 240),
+    (GROUP_TABLES, 136), (GROUP_ENCODE, 376), (TRELLIS_TABLES, 112), (TRELLIS_ENCODE, 352), (APPEND_ROWS, 40),
+    (APPEND, 136),
 )  # fmt: skip
 for _dtype, _size in _SIZES:
     assert _dtype.itemsize == _size

@@ -8,23 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..drift import BIN_BITS, ladder
-from ..errors import UnsupportedError
 from ..grid import ONE
 from ..letters import letter_table
 from ..plan import Plan, StreamPlan, budget
 from ..prefix import LENGTH_BITS, prefix_table
 from ..rans import rans_table
 from ..rotate import transform
-
-
-def refuse_classes(plan: Plan) -> None:
-    """Raise :class:`UnsupportedError` (``device-classes``) for a plan whose streams are grouped."""
-    if plan.key.grouping is not None or plan.value.grouping is not None:
-        raise UnsupportedError(
-            "plans with variance classes are encoded on the CPU alone so far; "
-            "name a profile and a geometry, without fitting it to data",
-            code="device-classes",
-        )
 
 
 @dataclass(frozen=True, eq=False)

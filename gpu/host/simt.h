@@ -221,6 +221,10 @@ inline u16 float_to_half(float x) {
     return sign | (u16)(steps + (exponent + 14) * 1024);
 }
 
+inline u32 larger_halves(u32 a, u32 b) {
+    const u32 low = (a & 0xFFFF) > (b & 0xFFFF) ? a : b, high = a >> 16 > b >> 16 ? a : b;
+    return (low & 0xFFFF) | (high & 0xFFFF0000);
+}
 inline u32 permute_bytes(u32 low, u32 high, u32 selector) {
     const u64 bytes = (u64)high << 32 | low;
     u32 result = 0;
@@ -261,6 +265,7 @@ inline u32 ballot(bool condition) {
     for (int lane = 0; lane < WARP; ++lane) bits |= (u32)b.exchange[set][thread / WARP * WARP + lane] << lane;
     return bits;
 }
+inline int first_bit(u32 bits) { return __builtin_ctz(bits); }
 inline i32 atomic_add(i32* at, i32 value) {
     const i32 before = *at;
     *at += value;

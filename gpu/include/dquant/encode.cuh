@@ -1,6 +1,6 @@
 // Encoding: rows to pages, in three steps that leave nothing in memory but the page itself.
 //
-//     encode_head    a block a page: the page's exponent
+//     encode_head    a block a page: the page's exponent (jobs.cuh)
 //     encode_means   a block a page and head, for kinds with means: the windowed means
 //     encode_tokens  prefix: a warp a token, from rotation to words
 //     encode_tiles   rans: a block a tile: a warp takes one token after another from rotation to letters, then a warp
@@ -9,117 +9,12 @@
 // The same arithmetic in the same order as dquantcodec/encode.py, so the same bytes.
 #pragma once
 
-#include "dquant/drift.cuh"
-#include "dquant/pages.cuh"
+#include "dquant/jobs.cuh"
 #include "dquant/prefix.cuh"
 #include "dquant/rans.cuh"
 #include "dquant/rotation.cuh"
 
 namespace dquant {
-
-// What a stream's status says of its input: a value was not finite and was taken as zero.
-constexpr u8 STATUS_NONFINITE = 6;
-
-// Shared with NumPy.
-struct EncodeParams {
-    PagePool pool;
-    const void* in;  // rows; token and head stride in elements, channels next to each other
-    i64 token_stride;
-    i64 head_stride;
-    i64 tokens;
-    const i32* ready;  // null, or for every tail the page it is now due for, or -1: see EncodeJob
-    i64 numbers_stride;
-    const float* factors;  // [H, D]: 1 / sqrt(order) of the block, times the sign
-    DriftTables drift;
-    const u32* codes;        // prefix: codes; rans: steps
-    const u64* reciprocals;  // rans
-    u8* status;              // [tokens], or null
-    u8* scratch;             // for streams too long for shared memory: `scratch_bytes` for every block
-    i64 scratch_bytes;
-    i32 budget;  // of a sub-stream, in 1/1024 bit
-    i32 windows;
-    u32 clear_from;  // bytes of a page's head that this kind's launch sets to zero
-    u32 clear_to;
-    KindLayout at;
-};
-static_assert(sizeof(EncodeParams) == 232, "shared with NumPy");
-
-// One window of tokens and the page it goes to.  Without `ready`, window w holds the rows from w windows on, `tokens`
-// of them in all.  With it, window w is the tail of sequence w, and goes to page `numbers[w][ready[w]]` if that is due.
-struct EncodeJob {
-    u8* page;
-    i64 first;
-    int tokens;
-
-    DQ_DEVICE EncodeJob(const EncodeParams& params, i64 window) {
-        const int size = (int)params.at.tiles * LANES;
-        first = window * size;
-        if (params.ready) {
-            const i32 due = params.ready[window];
-            tokens = due < 0 ? 0 : size;
-            page = due < 0 ? nullptr : params.pool.numbered(params.pool.numbers[window * params.numbers_stride + due]);
-        } else {
-            tokens = params.tokens - first < size ? (int)(params.tokens - first) : size;
-            page = params.pool.page(window);
-        }
-    }
-};
-
-template <class Element> DQ_DEVICE float finite_value(typename Element::Stored stored, bool& finite) {
-    const float x = Element::load(stored);
-    if (is_finite(x)) return x;
-    finite = false;
-    return 0.0f;
-}
-
-template <class Element>
-DQ_DEVICE const typename Element::Stored* head_row(const EncodeParams& params, i64 token, int head) {
-    return (const typename Element::Stored*)params.in + token * params.token_stride + head * params.head_stride;
-}
-
-// The power of two taken out of a page whose largest magnitude is `largest`.
-DQ_DEVICE int exponent_for(float largest) {
-    if (largest == 0.0f || (largest >= 0.0625f && largest < 512.0f)) return 0;
-    // An FP32 denormal is a normal FP64; frexp's exponent is one more than this one.
-    return (int)(double_bits((double)largest) >> 52) - 1022 - 9;
-}
-
-// The exponent of a page, and zeros where its head holds nothing.
-template <class C, class Element>
-DQ_DEVICE void encode_head(const EncodeParams& params, u8* shared, int block, int thread, int threads) {
-    const EncodeJob job(params, block);
-    if (job.tokens == 0) return;
-    const int lane = thread % LANES, rows = job.tokens * C::heads, step = threads / LANES;
-    constexpr int per = (C::head_dim + LANES - 1) / LANES, together = per <= 4 ? 4 : 1;
-    u32 largest = 0;
-    bool finite = true;
-    for (int first = thread / LANES; first < rows; first += together * step) {
-        // Several rows at once keep memory busy.
-        typename Element::Stored values[together][per];
-#pragma unroll
-        for (int r = 0; r < together; ++r) {
-            const int row = first + r * step < rows ? first + r * step : first, token = row / C::heads;
-            const typename Element::Stored* in = head_row<Element>(params, job.first + token, row - token * C::heads);
-#pragma unroll
-            for (int i = 0; i < per; ++i) values[r][i] = in[lane + LANES * i < C::head_dim ? lane + LANES * i : 0];
-        }
-#pragma unroll
-        for (int r = 0; r < together; ++r) {
-#pragma unroll
-            for (int i = 0; i < per; ++i) {
-                const u32 magnitude = float_bits(finite_value<Element>(values[r][i], finite)) & 0x7FFFFFFF;
-                largest = magnitude > largest ? magnitude : largest;
-            }
-        }
-    }
-    u32* block_largest = (u32*)shared;
-    if (thread == 0) *block_largest = 0;
-    block_barrier();
-    atomic_max(block_largest, largest);
-    block_barrier();
-    if (thread == 0) *(i16*)(job.page + params.at.exponent_at) = (i16)exponent_for(bits_float(*block_largest));
-    for (u32 i = params.clear_from + thread; i < params.clear_to; i += threads) job.page[i] = 0;
-}
 
 // The means of a head that are taken away after rotation, or none.
 struct HeadMeans {

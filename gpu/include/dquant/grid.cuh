@@ -50,18 +50,32 @@ template <class Better> DQ_DEVICE float row_extreme(const float* x, int count, i
     return warp_extreme(best, better).value;
 }
 
-// The sum of squares in FP64: of every eighth value, then of the eight sums in order, then of what is left.
-DQ_DEVICE double row_squares(const float* x, int count, int lane) {
-    const int whole = count / 8 * 8;
-    double sum = 0.0;
-    if (lane < 8) {
-#pragma unroll 8
-        for (int i = lane; i < whole; i += 8) sum = add_exact_product((double)x[i], (double)x[i], sum);
-    }
-    double total = from_lane(sum, 0);
-    for (int k = 1; k < 8; ++k) total += from_lane(sum, k);
-    for (int i = whole; i < count; ++i) total = add_exact_product((double)x[i], (double)x[i], total);
+// A warp's 256 sums of squares, eight neighbours in a lane, added to one: neighbours first, then pairs, and so on.
+DQ_DEVICE double all_squares(const double (&sums)[8]) {
+    double total = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    for (int mask = 1; mask < LANES; mask *= 2) total += from_lane_xor(total, mask);
     return total;
+}
+
+// The sum of squares in FP64: of every 256th value, and those sums as above.  `x` begins at a multiple of 16 bytes.
+template <int COUNT> DQ_DEVICE double row_squares(const float* x, int lane) {
+    double sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    for (int first = 8 * lane; first < COUNT; first += 8 * LANES) {
+        if (COUNT % 8 == 0) {
+            const Vector16 low = *(const Vector16*)(x + first), high = *(const Vector16*)(x + first + 4);
+            const u32 words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const double value = (double)bits_float(words[j]);
+                sums[j] = add_exact_product(value, value, sums[j]);
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+                if (first + j < COUNT) sums[j] = add_exact_product((double)x[first + j], (double)x[first + j], sums[j]);
+        }
+    }
+    return all_squares(sums);
 }
 
 // The grid of a stream and, in place of its values, their positions.
@@ -79,7 +93,7 @@ template <class C> DQ_DEVICE Grid lay_grid(float* x, int lane) {
             const float other = from_lane_xor(peak, mask);
             peak = other > peak ? other : peak;
         }
-        const double usual = square_root(row_squares(x, n, lane) / n) * C::step;
+        const double usual = square_root(row_squares<n>(x, lane) / n) * C::step;
         const double least = (double)peak / ((C::levels - 1) / 2.0 + REACH);
         grid = {0, double_to_half(usual > least ? usual : least)};
         middle = (C::levels - 1) / 2.0f;
@@ -148,7 +162,20 @@ template <class C> DQ_DEVICE Grid refit(const Moments& sums, Grid grid) {
     return squared_error(sums, n, a, half_to_double(fitted.scale) / scale) < before ? fitted : grid;
 }
 
-// The scale of a mid-tread grid for the final symbols: least squares or nearly unbiased.
+// `scale` times the gain that sums of squares and products of positions v and levels y ask for: least squares or nearly
+// unbiased.
+template <class C> DQ_DEVICE u16 gained_scale(u16 scale, double vv, double vy, double yy) {
+    const bool useful = yy > 0.0 && vy > 0.0;
+    double gain = useful ? vy / yy : 1.0;
+    if (C::unbiased) {
+        const double kept = useful ? vy * vy / (vv * yy) : 1.0;
+        gain = gain / (kept + (1.0 - kept) * NOISE_SHARE);
+    }
+    const u16 fitted = double_to_half(half_to_double(scale) * (gain < MOST_GAIN ? gain : MOST_GAIN));
+    return half_is_finite(fitted) ? fitted : scale;
+}
+
+// The scale of a mid-tread grid for the final symbols.
 template <class C> DQ_DEVICE Grid regain(const Moments& sums, Grid grid) {
     const double n = Shape<C>::values, middle = (C::levels - 1) / 2.0;
     const double m = (double)sums.m, mm = (double)sums.mm;
@@ -156,14 +183,7 @@ template <class C> DQ_DEVICE Grid regain(const Moments& sums, Grid grid) {
     const double yy = mm - 2.0 * middle * m + n * (middle * middle);
     const double vy = um - middle * (u + m) + n * (middle * middle);
     const double vv = uu - 2.0 * middle * u + n * (middle * middle);
-    const bool useful = yy > 0.0 && vy > 0.0;
-    double gain = useful ? vy / yy : 1.0;
-    if (C::unbiased) {
-        const double kept = useful ? vy * vy / (vv * yy) : 1.0;
-        gain = gain / (kept + (1.0 - kept) * NOISE_SHARE);
-    }
-    const u16 fitted = double_to_half(half_to_double(grid.scale) * (gain < MOST_GAIN ? gain : MOST_GAIN));
-    return {0, half_is_finite(fitted) ? fitted : grid.scale};
+    return {0, gained_scale<C>(grid.scale, vv, vy, yy)};
 }
 
 }  // namespace dquant

@@ -45,6 +45,9 @@ DQ_DEVICE u32 funnel(u32 low, u32 high, u32 n) { return __funnelshift_r(low, hig
 // Bytes of the eight bytes `high:low` by the nibbles of `selector`, the lowest first.
 DQ_DEVICE u32 permute_bytes(u32 low, u32 high, u32 selector) { return __byte_perm(low, high, selector); }
 
+// The larger of the low and of the high 16 bits of two words, without signs.
+DQ_DEVICE u32 larger_halves(u32 a, u32 b) { return __vmaxu2(a, b); }
+
 // Two values as FP16 or BF16 bits side by side, the first lowest: nearest, ties to even.
 DQ_DEVICE u32 floats_to_halves(float first, float second) {
     u32 bits;
@@ -78,6 +81,8 @@ template <class T> DQ_DEVICE T from_lane_below(T value, int distance) {
     return __shfl_up_sync(0xFFFFFFFFu, value, distance);
 }
 DQ_DEVICE u32 ballot(bool condition) { return __ballot_sync(0xFFFFFFFFu, condition); }
+// The lowest bit that is set, of some.
+DQ_DEVICE int first_bit(u32 bits) { return __ffs((int)bits) - 1; }
 // Gives what stood there before.
 DQ_DEVICE i32 atomic_add(i32* at, i32 value) { return atomicAdd(at, value); }
 DQ_DEVICE void atomic_or(u32* at, u32 bits) { atomicOr(at, bits); }
