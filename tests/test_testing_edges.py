@@ -7,6 +7,11 @@ import pytest
 
 from dquantcodec import drift, encode, group_prefix
 from dquantcodec.codec import Codec, Pages
+from dquantcodec.errors import FormatError, LimitError
+from dquantcodec.file.header import parse_header
+from dquantcodec.file.info import Info
+from dquantcodec.file.records import Record, RecordRules
+from dquantcodec.file.structs import MAX_JSON_DEPTH, MAX_RUN, PAGES, RecordHeader
 from dquantcodec.group_drift import drift_grouped
 from dquantcodec.group_grid import grouped_positions, grouped_scale
 from dquantcodec.grouping import group_arrays
@@ -14,7 +19,7 @@ from dquantcodec.plan import StreamPlan, budget, make_plan
 from dquantcodec.profile import Profile, StreamProfile
 from dquantcodec.testing import ContainerPlan, library_decode, plain_decode, plain_encode
 from dquantcodec.testing.drifting import DriftCase, drift_by_library, drift_keeps_its_budget
-from dquantcodec.testing.files import rotated_plan, small_plan
+from dquantcodec.testing.files import file_bytes, reader_of, rotated_plan, small_plan
 from dquantcodec.testing.pages import decode_page
 from dquantcodec.testing.tensors import HOSTILE, hostile
 from dquantcodec.trellis_drift import drift_dependent
@@ -79,7 +84,7 @@ def test_groups_keep_their_budget_and_decode_to_the_levels_drift_chose(states: i
     tables = [table for _, _, count, table in arrays.groups.tolist() for _ in range(count)]
     channels = arrays.row_channel.reshape(-1)
     for kind in HOSTILE:
-        for seed in range(3):
+        for seed in range(25 if states == 1 else 3):
             position = positions_of(stream, kind, seed)
             letters, levels, _ = (drift_grouped if states == 1 else drift_dependent)(position, stream)
             bits = arrays.lengths[arrays.first[tables] + letters.astype(np.int64)].sum(axis=1)
@@ -100,3 +105,35 @@ def test_budgets_are_kept_to_the_last_fraction_of_a_bit(coder: str) -> None:
     for budget_bits in np.linspace(budget(plan.key) / 1024, budget(plan.key) / 1024 + 40, 12):
         case = DriftCase(plan.key, 20, position, int(1024 * budget_bits))
         drift_keeps_its_budget(drift_by_library, case)
+
+
+def test_json_may_be_nested_sixteen_deep_and_no_deeper() -> None:
+    def nested(depth: int) -> bytes:
+        return b'{"metadata":{"a":' + b"[" * (depth - 2) + b"]" * (depth - 2) + b"}}"
+
+    assert "a" in Info.parse(nested(MAX_JSON_DEPTH)).metadata
+    with pytest.raises(FormatError) as caught:
+        Info.parse(nested(MAX_JSON_DEPTH + 1))
+    assert caught.value.code == "header-json"
+
+
+def test_a_record_holds_so_many_windows_and_no_more() -> None:
+    rules = RecordRules(parse_header(np.frombuffer(file_bytes(["rotated"], 0), np.uint8)))
+    window = rules.run.window
+
+    def check(windows: int) -> None:
+        tokens = windows * window
+        head = RecordHeader(PAGES, rules.run.payload_bytes(tokens), 0, tokens, 0, 0, rules.header.salt, 0)
+        rules.check(Record(4096, head), [], 1 << 40)
+
+    check(MAX_RUN)
+    with pytest.raises(LimitError) as caught:
+        check(MAX_RUN + 1)
+    assert caught.value.code == "limit-run"
+
+
+def test_verification_finds_padding_that_is_not_zero() -> None:
+    data = bytearray(file_bytes(["exact"], 3))
+    record = reader_of(bytes(data)).log.records[0]
+    data[record.end - 1] = 1
+    assert [finding.code for finding in reader_of(bytes(data)).verify()] == ["padding-nonzero"]
