@@ -96,7 +96,7 @@ def designed(variant: Variant) -> Iterator[None]:
     """The library with the classes and the step rule of ``variant``."""
     known = _designed(variant.reach)
     scale = _clipping_scale if variant.clip else encode.grouped_scale
-    positions = _last_level_positions if variant.listed else encode.grouped_positions
+    positions = _last_level_positions if variant.clip else encode.grouped_positions
     _forget()
     with (
         mock.patch.object(encode, "grouped_scale", scale),
@@ -133,7 +133,7 @@ def _last_positions(grouping: Grouping) -> NDArray[np.int64]:
 
 
 def _last_level_positions(x: NDArray[np.float32], scale: NDArray[np.float16], grouping: Grouping) -> NDArray[np.int32]:
-    """Positions whose listed values are on the last level, so that nothing is fitted to them."""
+    """Positions that end at the last level, so that scales are not fitted to what lies beyond."""
     position, last = grouped_positions(x, scale, grouping), _last_positions(grouping)
     beyond = np.abs(position) > last + ONE // 2
     return np.where(beyond, np.sign(position) * last, position).astype(np.int32)

@@ -40,9 +40,9 @@ with a table of its own. The classes come from the tokens themselves and are sto
 them from a sample of a file, an engine once per model.
 
 **Nothing is clipped.** A value beyond the last level of its class is rare and large, and attention looks at just those:
-clipping them costs much of what classes gain (the table of limits says how much). A token with such a value takes a
-larger step instead, so that the value lies on the last level. No escape codes, no list of exceptions: decoders know
-nothing of it.
+the table of limits says what clipping them costs. A token with such a value takes a larger step instead, so that the
+value lies on the last level. Decoders know nothing of it. A list of exceptions instead, which every decoder would have
+to put in, diverges still less (same table); the library has none.
 
 **A trellis** (profiles `2.26-t` and `1.96-t`). Two quantisers half a step apart take turns, and the levels before a
 value say whose turn it is; the encoder finds the cheapest path. Points then lie more densely than on a grid, for up to
@@ -258,6 +258,8 @@ NOT_DONE = """
 - Transforms before RoPE (a stored matrix per head, keys coded before their positions are turned in) promise another
   factor of two to three in an earlier study of the same models, with calibration texts and a matrix product per key in
   the decoder. The format keeps fields for them; the library has none.
+- A list of exceptions (token, channel, value) in place of the larger step. It was measured on the texts that choices
+  were made on, after everything else, and on no other.
 - Two small models were measured. Their keys and values differ from those of large ones in number of heads and size;
   ratios on 8-billion-parameter models may be smaller.
 """
