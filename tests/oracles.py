@@ -34,6 +34,7 @@ from dquantcodec.testing.coders import (  # noqa: F401
 )
 from dquantcodec.testing.pages import (  # noqa: F401
     LARGEST,
+    PALEY_PRIMES,
     TILE,
     blocks,
     decode_page,

@@ -153,7 +153,7 @@ def test_verify_salvage(tmp_path: Path, coded: Path, capsys: pytest.CaptureFixtu
     coded.write_bytes(data)
     assert run("verify", coded, "--salvage", out) == 1
     printed = capsys.readouterr().out
-    assert "[payload-crc]" in printed and f"{coded}: " in printed
+    assert "[page-crc]" in printed and f"{coded}: " in printed
     assert "lost: " in printed and "of sequence 1 are lost [tokens-lost]" in printed
     found = tokens(out)
     assert found[0] == 200 and found[1] < 200

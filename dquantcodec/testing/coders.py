@@ -191,7 +191,7 @@ def prefix_words(letters: Sequence[int], frequencies: Sequence[int], p: int) -> 
 def cost_is_enough(cost: int, frequency: int, p: int) -> bool:
     """Whether ``cost`` in 1/1024 bit is at least ``p - log2(frequency)``, decided in integers.
 
-    >>> [cost_is_enough(cost, 3, 4) for cost in (2473, 2474)]
+    >>> [cost_is_enough(cost, 3, 4) for cost in (2472, 2473)]
     [False, True]
     """
     return (frequency**1024) << cost >= 1 << (1024 * p)
