@@ -22,6 +22,8 @@ from dquantcodec.file.structs import crc32c
 
 SECTION = "file"
 LAYERS, HEADS, DIM, TOKENS = 16, 8, 128, 2048
+#: Times the pages of all tokens are written and read, so that opening and closing weigh as in a long cache.
+RUNS = 8
 #: Tokens appended and flushed one by one.
 FLUSHES = 64
 
@@ -42,28 +44,42 @@ def rows(all_threads: int) -> Iterator[Row]:
         page = np.fromfile(path, np.uint8)
         yield row(SECTION, "CRC32C of the file's bytes", lambda: crc32c(page), page.nbytes / 1e9, "GB/s")
 
-        def read_pages() -> None:
-            with dq.open(path) as cache:
-                for layer in cache.layers:
-                    layer.pages()
-
-        yield row(
-            SECTION,
-            "read all pages, CRC checked",
-            read_pages,
-            page.nbytes / 1e9,
-            "GB/s",
-            note="copied out of the mapping",
-        )
         with dq.open(path) as cache:
             run = [[layer.pages().data] for layer in cache.layers]
             planned = [replace(layer, profile=read.plan) for layer, read in zip(layers, cache.layers)]
             window, coded = cache.header.window, cache.layers[0].coded_tokens
-        copy = path.with_suffix(".copy")
+        copy, long = path.with_suffix(".copy"), path.with_suffix(".long")
 
-        def write_at_once() -> None:
-            with dq.create(copy, planned, recent=0, sinks=0) as out:
-                compose.write_pages(out._log, out._run, 0, 0, coded, run)
+        def write_long() -> None:
+            with dq.create(long, planned, recent=0, sinks=0) as out:
+                for number in range(RUNS):
+                    compose.write_pages(out._log, out._run, 0, number * coded, coded, run)
+
+        def write_plain() -> None:
+            with long.open("wb", buffering=0) as file:
+                for _ in range(RUNS):
+                    file.write(page)
+
+        def open_long() -> None:
+            dq.open(long).close()
+
+        def read_long() -> None:
+            with dq.open(long) as cache:
+                for layer in cache.layers:
+                    layer.page_runs()
+
+        yield row(
+            SECTION, "write pages, CRC and index", write_long, RUNS * page.nbytes / 1e9, "GB/s",
+            note=f"{RUNS * coded} tokens of {LAYERS} layers",
+        )  # fmt: skip
+        yield row(SECTION, "plain writes of as many bytes", write_plain, RUNS * page.nbytes / 1e9, "GB/s")
+        write_long()
+        yield row(
+            SECTION, "read all pages, CRC checked", read_long, RUNS * page.nbytes / 1e9, "GB/s",
+            note="copied out of the mapping",
+        )  # fmt: skip
+        yield row(SECTION, f"open a file of {LAYERS} fitted layers", open_long, 1, "files/s", note="plans included")
+        long.unlink()
 
         def write_by_window() -> None:
             dq.create(copy, planned, recent=0, sinks=0).close()
@@ -79,7 +95,6 @@ def rows(all_threads: int) -> Iterator[Row]:
                     out.append(*([array[token : token + 1] for array in arrays] for arrays in (keys, values)))
                     out.flush()
 
-        yield row(SECTION, "write all pages as one record, CRC and index", write_at_once, page.nbytes / 1e9, "GB/s")
         yield row(
             SECTION, "append pages, a record and a sync for each window", write_by_window,
             coded // window / -(-coded // window) * page.nbytes / 1e9, "GB/s", note="in memory, where a sync is free",
