@@ -16,7 +16,8 @@ import pytest
 from numpy.typing import NDArray
 
 from dquantcodec.codec import Codec, Pages
-from dquantcodec.cuda import group_tables, launches, params, sources, tables, trellis_tables
+from dquantcodec.cuda import group_tables, launches, nvrtc, params, sources, tables, trellis_tables
+from dquantcodec.errors import DeviceError
 from dquantcodec.page import PageLayout
 from dquantcodec.plan import Plan
 
@@ -32,6 +33,26 @@ def needs_compiler() -> str:
     if compiler is None:
         pytest.skip("no host C++ compiler: g++ is missing")
     return compiler
+
+
+def needs_nvrtc() -> None:
+    """Skip where device code cannot be compiled."""
+    try:
+        nvrtc.version()
+    except DeviceError as missing:
+        pytest.skip(f"no NVRTC: {missing}", allow_module_level=True)
+
+
+def cupy_with_device() -> Any:
+    """The module CuPy; skip, a whole module if need be, without it or without a GPU."""
+    cupy = pytest.importorskip("cupy")
+    try:
+        devices = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        devices = 0
+    if not devices:
+        pytest.skip("no GPU", allow_module_level=True)
+    return cupy
 
 
 @lru_cache(maxsize=256)

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_support import HOST
+from gpu_support import HOST, cupy_with_device, needs_nvrtc
 from numpy.typing import NDArray
 
 from dquantcodec import Codec, Profile, StreamProfile, fit_plan
 from dquantcodec.cuda import arrays, attend_launch, nvrtc, sources
 from dquantcodec.cuda import attend as device_attend
 from dquantcodec.cuda.device import Device
-from dquantcodec.errors import DeviceError, InputError, UnsupportedError
+from dquantcodec.errors import InputError, UnsupportedError
 from dquantcodec.fit import with_heads_in_one_order
 from dquantcodec.letters import letter_table
 from dquantcodec.page import PageLayout
@@ -138,13 +138,6 @@ GEOMETRIES = {
 }
 
 
-def compiler() -> None:
-    try:
-        nvrtc.library()
-    except DeviceError as reason:
-        pytest.skip(str(reason))
-
-
 COMPILED = [
     *((name, architecture) for name in ("default", "group of 16") for architecture in ("sm_80", "sm_89", "sm_90")),
     *((name, "sm_90") for name in ("head size 96", "head size 256", "one head", "four positions", "soft cap", "3.0")),
@@ -158,7 +151,7 @@ COMPILED = [
 
 @pytest.mark.parametrize(("name", "architecture"), COMPILED)
 def test_compiles_and_agrees_on_shared_memory(name: str, architecture: str) -> None:
-    compiler()
+    needs_nvrtc()
     launch = GEOMETRIES[name].launch(attend_launch.BLOCK_SHARED_BYTES[architecture])
     assert launch.shape.shared_bytes <= attend_launch.BLOCK_SHARED_BYTES[architecture]
     # The kernel asserts that sizes of page and shared memory are what the options say.
@@ -530,13 +523,7 @@ def test_launcher_hands_over_what_the_kernels_need(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(scope="module")
 def cupy() -> Any:
-    module = pytest.importorskip("cupy")
-    try:
-        if module.cuda.runtime.getDeviceCount() == 0:
-            pytest.skip("no CUDA device")
-    except module.cuda.runtime.CUDARuntimeError as reason:
-        pytest.skip(f"no CUDA device: {reason}")
-    return module
+    return cupy_with_device()
 
 
 LENGTHS = [1500, 0, 131, 1, 777, 128, 129, 31]

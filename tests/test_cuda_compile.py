@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gpu_support
 import numpy as np
 import pytest
 
@@ -18,11 +19,8 @@ GEOMETRIES = [(8, 64), (8, 80), (8, 96), (8, 112), (8, 128), (4, 192), (4, 256)]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def needs_nvrtc() -> None:
-    try:
-        nvrtc.library()
-    except DeviceError as missing:
-        pytest.skip(f"no NVRTC: {missing}")
+def compiler() -> None:
+    gpu_support.needs_nvrtc()
 
 
 @pytest.mark.parametrize("architecture", sorted(launches.SHARED_BYTES))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_support import cupy_with_device
 from numpy.typing import NDArray
 
 import dquantcodec
@@ -16,13 +17,7 @@ from dquantcodec.profile import PROFILES
 
 pytestmark = pytest.mark.gpu
 
-cupy = pytest.importorskip("cupy")
-try:
-    _devices = cupy.cuda.runtime.getDeviceCount()
-except cupy.cuda.runtime.CUDARuntimeError:
-    _devices = 0
-if not _devices:
-    pytest.skip("no GPU", allow_module_level=True)
+cupy = cupy_with_device()
 
 from dquantcodec.cuda import Cache, Codec  # noqa: E402
 

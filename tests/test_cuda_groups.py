@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from dquantcodec import Codec, fit_plan
 from dquantcodec.codec import Pages, decode_levels, read_kind
 from dquantcodec.cuda import group_decode, launches, nvrtc, params
-from dquantcodec.errors import DeviceError
 from dquantcodec.page import KINDS
 from dquantcodec.plan import Plan
 
@@ -127,10 +126,7 @@ def test_any_bytes_decode_to_the_statuses_of_the_cpu(name: str) -> None:
 
 @pytest.mark.parametrize("architecture", sorted(launches.SHARED_BYTES))
 def test_compiles(architecture: str) -> None:
-    try:
-        nvrtc.library()
-    except DeviceError as missing:
-        pytest.skip(f"no NVRTC: {missing}")
+    gpu.needs_nvrtc()
     shared = launches.SHARED_BYTES[architecture]
     for plan, kind in ((fitted("2.26", 2, 128), "key"), (fitted("2.26-t", 2, 64), "value")):
         launch = group_decode.group_decode_launch(plan, kind, "bfloat16", shared)
@@ -141,11 +137,7 @@ def test_compiles(architecture: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "heads", "head_dim"), [*CASES, ("2.26", 8, 128), ("3.0", 1, 100)])
 def test_decode_on_a_device(name: str, heads: int, head_dim: int) -> None:
-    cupy = pytest.importorskip("cupy")
-    try:
-        cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as reason:
-        pytest.skip(f"no CUDA device: {reason}")
+    cupy = gpu.cupy_with_device()
     from dquantcodec.cuda import Codec as DeviceCodec
 
     plan, tokens = fitted(name, heads, head_dim), 300
