@@ -124,7 +124,7 @@ def test_a_record_holds_so_many_windows_and_no_more() -> None:
     def check(windows: int) -> None:
         tokens = windows * window
         head = RecordHeader(PAGES, rules.run.payload_bytes(tokens), 0, tokens, 0, 0, rules.header.salt, 0)
-        rules.check(Record(4096, head), [], 1 << 40)
+        rules.check(Record(4096, head), number=0, epoch=0, end=1 << 40)
 
     check(MAX_RUN)
     with pytest.raises(LimitError) as caught:
