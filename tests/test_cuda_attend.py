@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
-import shutil
-import subprocess
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_support import HOST, cupy_with_device, needs_nvrtc
+from gpu_support import cupy_with_device, library, needs_nvrtc
 from numpy.typing import NDArray
 
 from dquantcodec import Codec, Profile, StreamProfile, fit_plan
-from dquantcodec.cuda import arrays, attend_launch, nvrtc, sources
+from dquantcodec.cuda import arrays, attend_launch, nvrtc
 from dquantcodec.cuda import attend as device_attend
 from dquantcodec.cuda.device import Device
 from dquantcodec.errors import InputError, UnsupportedError
@@ -139,7 +136,8 @@ GEOMETRIES = {
 
 
 COMPILED = [
-    *((name, architecture) for name in ("default", "group of 16") for architecture in ("sm_80", "sm_89", "sm_90")),
+    *(("default", architecture) for architecture in ("sm_80", "sm_89", "sm_90")),
+    ("group of 16", "sm_89"),
     *((name, "sm_90") for name in ("head size 96", "head size 256", "one head", "four positions", "soft cap", "3.0")),
     ("min-max grids", "sm_80"),
     ("paper-2.26", "sm_90"),
@@ -391,22 +389,8 @@ def check(batch: Batch, got: tuple[Array, Array], want: tuple[Array, Array]) -> 
 
 
 def host_library(launch: attend_launch.AttendLaunch, folder: Path) -> ctypes.CDLL:
-    """The kernels of ``gpu/host``, compiled once for each set of -D options."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no host C++ compiler: g++ is missing")
-    if not HOST.is_dir():
-        pytest.skip("gpu/host is not beside the tests")
-    defined = [option for option in launch.options if option.startswith("-D")]
-    library = folder / f"{launch.name}-{hashlib.sha256(repr(defined).encode()).hexdigest()[:16]}.so"
-    if not library.is_file():
-        root = sources.root()
-        command = [
-            compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-fcf-protection=none", *defined,
-            f"-I{root / 'include'}", f"-I{HOST}", str(HOST / f"{launch.name}.cpp"), "-o", str(library),
-        ]  # fmt: skip
-        subprocess.run(command, check=True)
-    return ctypes.CDLL(str(library))
+    defined = tuple(option for option in launch.options if option.startswith("-D"))
+    return library(defined, str(folder), f"{launch.name}.cpp")
 
 
 @pytest.fixture(scope="module")
