@@ -56,7 +56,8 @@ def geometry_rows(
 
         yield one("encode", " FP16", lambda c=codec: c.encode(keys, values))
         yield one("decode", " to FP16", lambda c=codec, p=pages: c.decode(p, dtype=np.float16))
-        yield one("decode", " to BF16", lambda c=codec, p=pages: c.decode(p, dtype=BFLOAT16))
+        if len(counts) == 1:
+            yield one("decode", " to BF16", lambda c=codec, p=pages: c.decode(p, dtype=BFLOAT16))
         yield one("attend", f", {GROUP} queries a KV head", lambda c=codec, p=pages: c.attend(query, p))
 
 
