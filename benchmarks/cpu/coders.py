@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,6 +17,8 @@ from dquantcodec.profile import TILE
 
 HEADS, HEAD_DIM = 8, 128
 TOKENS = 2048
+#: Times the tokens are decoded when threads share them, so that each has work for a while.
+REPEATED = 8
 SECTION = "coder"
 #: Eight levels on the paper's grid for every coder, so that all get the same symbols.
 PREFIX_PLAN = make_plan(
@@ -51,30 +53,33 @@ def ours(name: str, symbols: np.ndarray, plan: object) -> Iterator[Row]:
 
     yield row(
         SECTION, f"{what}: decode", lambda: coder.decode_levels(words, stream, HEAD_DIM, packed.shape[2]),
-        symbols.size / 1e9, "G symbols/s", bits=bits, note="any token alone in its tile of 32",
+        symbols.size / 1e9, "G symbols/s", bits=bits, note="any token alone in its tile of 32", what="decode",
     )  # fmt: skip
     yield row(
         SECTION, f"{what}: encode", encode,
-        symbols.size / 1e9, "G symbols/s", bits=bits, note="symbols to words, without drift",
+        symbols.size / 1e9, "G symbols/s", bits=bits, note="symbols to words, without drift", what="encode",
     )  # fmt: skip
 
 
-def thread_rows(threads: int) -> Iterator[Row]:
-    """Our coders on all cores: every thread takes a part of the tiles."""
+def thread_rows(counts: Sequence[int]) -> Iterator[Row]:
+    """Our decoders on several threads, and on one for comparison: every thread takes a part of the tiles."""
     symbols = key_symbols()
     for name, plan_ in (("prefix", PREFIX_PLAN), ("rans (paper-2.26)", RANS_PLAN)):
         stream = plan_.key
         coder = CODERS[stream.coder]
         packed = letters.pack(symbols, stream, HEAD_DIM).reshape(TOKENS, stream.substreams, -1)
-        words, _ = coder.encode(packed, stream)
-        step = -(-len(words) // threads)
-        parts = [words[i : i + step] for i in range(0, len(words), step)]
-        with ThreadPoolExecutor(threads) as pool:
+        words = np.concatenate([coder.encode(packed, stream)[0]] * REPEATED)
+        for threads in counts:
+            parts = np.array_split(words, threads)
+            with ThreadPoolExecutor(threads) as pool:
 
-            def decode(c=coder, s=stream, p=parts, n=packed.shape[2], pool=pool) -> None:
-                list(pool.map(lambda w: c.decode_levels(w, s, HEAD_DIM, n), p))
+                def decode(c=coder, s=stream, p=parts, n=packed.shape[2], pool=pool) -> None:
+                    list(pool.map(lambda w: c.decode_levels(w, s, HEAD_DIM, n), p))
 
-            yield row(SECTION, f"ours {name}: decode", decode, symbols.size / 1e9, "G symbols/s", threads)
+                yield row(
+                    SECTION, f"ours {name}, {REPEATED * TOKENS} tokens: decode", decode,
+                    REPEATED * symbols.size / 1e9, "G symbols/s", threads, what="decode", repeats=7,
+                )  # fmt: skip
 
 
 def constriction_rows(symbols: np.ndarray, levels: int) -> Iterator[Row]:
@@ -108,6 +113,8 @@ def constriction_rows(symbols: np.ndarray, levels: int) -> Iterator[Row]:
         tokens.size / 1e9,
         "G symbols/s",
         bits=bits,
+        what="decode",
+        of="peer",
     )
     yield row(
         SECTION,
@@ -116,6 +123,8 @@ def constriction_rows(symbols: np.ndarray, levels: int) -> Iterator[Row]:
         tokens.size / 1e9,
         "G symbols/s",
         bits=bits,
+        what="encode",
+        of="peer",
     )
 
 
@@ -129,6 +138,7 @@ def zstd_rows(symbols: np.ndarray) -> Iterator[Row]:
         yield row(
             SECTION, f"zstd -1, one buffer, {name}: decode", lambda f=frame: decompressor.decompress(f),
             symbols.size / 1e9, "G symbols/s", bits=bits, note="no access to a token; pairs not taken apart",
+            what="decode all", of="peer",
         )  # fmt: skip
     per_token = {"a byte a symbol": symbols, "two symbols a byte": nibbles}
     for name, rows in per_token.items():
@@ -139,10 +149,12 @@ def zstd_rows(symbols: np.ndarray) -> Iterator[Row]:
         yield row(
             SECTION, f"zstd -1, one frame a token, {name}: decode",
             lambda f=frames: [decompressor.decompress(x) for x in f], count / 1e9, "G symbols/s", bits=bits,
+            what="decode", of="peer",
         )  # fmt: skip
         yield row(
             SECTION, f"zstd -1, one frame a token, {name}: encode",
             lambda r=raws: [compressor.compress(x) for x in r], count / 1e9, "G symbols/s", bits=bits,
+            what="encode", of="peer",
         )  # fmt: skip
 
 
@@ -153,5 +165,8 @@ def rows() -> Iterator[Row]:
     yield from constriction_rows(symbols, PREFIX_PLAN.key.levels)
     yield from zstd_rows(symbols)
     out = np.empty_like(symbols)
-    yield row(SECTION, "memcpy, a byte a symbol", lambda: np.copyto(out, symbols), symbols.size / 1e9, "G symbols/s")
+    yield row(
+        SECTION, "memcpy, a byte a symbol", lambda: np.copyto(out, symbols), symbols.size / 1e9, "G symbols/s",
+        of="copy",
+    )  # fmt: skip
     assert TOKENS % TILE == 0
