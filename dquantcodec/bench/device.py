@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..arrays import BFLOAT16
 from ..codec import Codec as CpuCodec
@@ -130,12 +129,6 @@ def copy_on_device(values: int) -> Work:
     source = module.zeros(values, module.uint16)
     target = module.empty_like(source)
     return Work("device copy of BF16 values", lambda: module.copyto(target, source), values, 2 * values)
-
-
-def sample_on_host(tokens: int, heads: int, dim: int) -> NDArray[Any]:
-    """What a plan is fitted to: the first of :func:`device_tokens`, in BF16."""
-    found: NDArray[Any] = cupy().asnumpy(device_tokens(tokens, heads, dim))
-    return found
 
 
 def device_description() -> dict[str, str | int]:
