@@ -51,6 +51,11 @@ class Coded:
             window, coded = cache.header.window, cache.layers[0].coded_tokens
         return Coded(path, np.fromfile(path, np.uint8), planned, pages, window, coded)
 
+    def repeated(self, times: int) -> Coded:
+        """As many layers ``times`` over, all with the same pages."""
+        content = np.tile(self.content, times)
+        return Coded(self.path, content, self.layers * times, self.pages * times, self.window, self.tokens)
+
     @property
     def values(self) -> int:
         return 2 * self.tokens * sum(layer.kv_heads * layer.head_dim for layer in self.layers)
