@@ -89,7 +89,7 @@ class DeviceCodec:
         """Encoding, and decoding to BF16 rows that are written to device memory."""
         module, plan = cupy(), self.plan
         amount = plan.kv_heads * plan.head_dim
-        yield Work("encode keys and values", self._encode, 2 * self._tokens * amount)
+        yield Work("encode keys and values", self._encode, 2 * self._tokens * amount, note=f"{self._tokens} tokens")
         out = module.empty((self.pages.tokens, plan.kv_heads, plan.head_dim), BFLOAT16)
         for kind in ("key", "value"):
             good = module.empty((self.pages.tokens, getattr(plan, kind).substreams), module.uint8)
@@ -97,7 +97,7 @@ class DeviceCodec:
             def decode(kind: str = kind, good: Any = good) -> None:
                 self.codec.decode_kind(self.pages, kind, out=out, status=good)
 
-            yield Work(f"decode {kind}s", decode, self.pages.tokens * amount)
+            yield Work(f"decode {kind}s", decode, self.pages.tokens * amount, note=f"{self.pages.tokens} tokens")
             if good.any():
                 raise DeviceError("the GPU reports damage in its own pages; report this", code="device-bytes")
 
