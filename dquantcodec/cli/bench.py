@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from time import perf_counter
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 PACKAGES = ("dquantcodec", "numpy", "numba", "zstandard", "google-crc32c", "cupy-cuda12x", "cupy-cuda13x")
 
 LEGEND = """\
-M values/s: millions of key and value numbers a second, the median run; beside it
-the slowest and the fastest. GB/s: what the same numbers take in BF16. Of copy: as
-a share of copying BF16 numbers in memory in this run, with as many threads; 1x is
-as fast as copying the cache itself. Coders alone work on symbols, one a number.
-Files lie in memory; their pages are about seven times smaller than BF16.
-"""
+M values/s: millions of key and value numbers a second, the median run; beside
+it the slowest and the fastest. GB/s BF16: what the same numbers take in BF16.
+Of copy: beside copying BF16 numbers in memory in this run, with as many
+threads; 1x is as fast as copying the cache itself. Coders alone work on
+symbols, one a number. Files lie in memory; their pages are about seven times
+smaller than the BF16 numbers they stand for, so they may be above 1x."""
 
 EPILOG = """\
 Encodes, decodes and attends to random keys and values, runs the coders alone,
@@ -73,6 +74,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     gpu, reason = _gpu(args.device)
     if args.device != "cuda":
         _prepare(settings, console)
+    console.hint("making keys, values and files to measure with")
     rows: list[Measured] = []
     with progress(console, "measuring", _steps(settings, args.device, gpu), " lines") as advance:
         for row in _measure(settings, args.device, gpu, advance):
@@ -95,7 +97,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     console.say()
     console.result(table(rows))
     console.say()
-    console.say(LEGEND.rstrip())
+    console.say(LEGEND)
     return 0
 
 
@@ -159,7 +161,7 @@ def describe(facts: dict[str, Any], rows: Sequence[Measured], reason: str) -> st
     if gpu:
         pairs.append(("GPU", f"{gpu['device']}, driver {gpu['driver']}"))
     elif reason:
-        pairs.append(("GPU", f"not measured: {reason}"))
+        pairs.append(("GPU", textwrap.fill(f"not measured: {reason}", 68)))
     return fields(pairs)
 
 

@@ -21,7 +21,7 @@ def progress(console: Console, description: str, total: int, unit: str = "B") ->
         yield lambda _amount: None
         return
     bar = import_module("tqdm").tqdm(
-        total=total, desc=description, unit=unit, unit_scale=True, delay=1.0, leave=False, dynamic_ncols=True
+        total=total, desc=description, unit=unit, unit_scale=total >= 1000, delay=1.0, leave=False, dynamic_ncols=True
     )
     with bar:
         yield bar.update
