@@ -11,12 +11,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..profile import Profile
-from . import codec, coders, files
+from . import codec, coders
 from .timing import measure, pinned
 from .work import Work
 
 if TYPE_CHECKING:
     from ..plan import Plan
+    from .files import Coded
 
 #: Works of the codec that are left out: decoding to FP16 costs what decoding to BF16 does.
 _LEFT_OUT = ("decode to FP16",)
@@ -116,7 +117,9 @@ def steps(settings: Settings, cpu: bool, gpu: bool) -> int:
 
 def measure_cpu(settings: Settings) -> Iterator[Measured]:
     """One thread pinned to one core, files among its works, then all threads."""
-    with tempfile.TemporaryDirectory(dir=files.memory_folder()) as folder:
+    from .files import memory_folder
+
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
         coded = _coded_file(settings, Path(folder))
         with pinned():
             yield from _one_thread(settings, coded)
@@ -147,7 +150,9 @@ def _coder_plans() -> dict[str, Callable[[], Plan]]:
     return {"prefix": coders.prefix_plan, "rans": coders.rans_plan}
 
 
-def _one_thread(settings: Settings, coded: files.Coded) -> Iterator[Measured]:
+def _one_thread(settings: Settings, coded: Coded) -> Iterator[Measured]:
+    from .files import RUNS, file_works
+
     lines = _Lines("cpu", 1)
     yield from _codec_lines(settings, lines, 1)
     symbols = coders.key_symbols(settings.tokens_for(1))
@@ -156,18 +161,19 @@ def _one_thread(settings: Settings, coded: files.Coded) -> Iterator[Measured]:
         for work in coders.coder_works(symbols, plan()):
             yield lines.line("coder", f"{name}: {work.name}", work, _rates(settings, work), bits)
     bits = 8 * coded.content.nbytes / coded.values
-    for work in files.file_works(coded, 2 if settings.quick else files.RUNS):
+    for work in file_works(coded, 2 if settings.quick else RUNS):
         if work.nbytes:
             yield lines.line("file", work.name, work, _rates(settings, work), bits)
 
 
-def _coded_file(settings: Settings, folder: Path) -> files.Coded:
+def _coded_file(settings: Settings, folder: Path) -> Coded:
     """One layer is coded; all have its pages."""
     from ..file import Layer
+    from .files import Coded
 
     layer = Layer(settings.kv_heads, settings.head_dim, "float16", settings.profile)
     keys, values = codec.normal_tokens(settings.tokens_for(1), settings.kv_heads, settings.head_dim, settings.fitted)
-    coded = files.Coded.of(folder / "cache.dqkv", [layer], [keys], [values], threads=settings.threads)
+    coded = Coded.of(folder / "cache.dqkv", [layer], [keys], [values], threads=settings.threads)
     return coded.repeated(_LAYERS)
 
 

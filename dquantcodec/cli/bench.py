@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DeviceError
+from ..errors import DeviceError, UnsupportedError
 from .console import Console, fields, paint
 from .options import CommandParser, add_profile, add_threads, common_options, positive, threads
 from .progress import Advance, prepare_kernels, progress
@@ -67,7 +67,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     from ..bench import machine
-    from ..bench.suite import Settings
+    from ..bench.suite import Settings, measure_cpu, steps
 
     began = perf_counter()
     settings = Settings(args.profile, args.kv_heads, args.head_dim, args.tokens, threads(args), args.quick)
@@ -76,9 +76,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
         _prepare(settings, console)
     console.hint("making keys, values and files to measure with")
     rows: list[Measured] = []
-    with progress(console, "measuring", _steps(settings, args.device, gpu), " lines") as advance:
-        for row in _measure(settings, args.device, gpu, advance):
-            rows.append(row)
+    with progress(console, "measuring", steps(settings, args.device != "cuda", bool(gpu)), " lines") as advance:
+        if args.device != "cuda":
+            for row in measure_cpu(settings):
+                rows.append(row)
+                advance(1)
+        if gpu:
+            rows += _measure_gpu(settings, args.device, console, advance)
     facts = {
         "profile": settings.profile,
         "fitted": settings.fitted,
@@ -129,23 +133,21 @@ def _prepare(settings: Settings, console: Console) -> None:
         prepare_kernels(console, (*ENCODE, *DECODE), path)
 
 
-def _steps(settings: Settings, wanted: str | None, gpu: object) -> int:
-    from ..bench.suite import steps
+def _measure_gpu(settings: Settings, wanted: str | None, console: Console, advance: Advance) -> list[Measured]:
+    """What the GPU does; if it was not asked for and cannot do it, a warning and what was measured until then."""
+    from ..bench.suite import measure_gpu
 
-    return steps(settings, wanted != "cuda", gpu is not None)
-
-
-def _measure(settings: Settings, wanted: str | None, gpu: object, advance: Advance) -> Iterator[Measured]:
-    from ..bench.suite import measure_cpu, measure_gpu
-
-    if wanted != "cuda":
-        for row in measure_cpu(settings):
-            advance(1)
-            yield row
-    if gpu is not None:
+    rows = []
+    try:
         for row in measure_gpu(settings):
+            rows.append(row)
             advance(1)
-            yield row
+    except (DeviceError, UnsupportedError) as error:
+        # Wrong bytes are no matter of what is installed.
+        if wanted or error.code == "device-bytes":
+            raise
+        console.warn(f"the GPU is not measured: {error}")
+    return rows
 
 
 def describe(facts: dict[str, Any], rows: Sequence[Measured], reason: str) -> str:
