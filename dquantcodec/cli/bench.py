@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
         "bench",
         parents=[common_options()],
         help="how fast this machine is",
-        description="Measure encoding, decoding, attention, coders and files on this machine, beside copying memory.",
+        description="Measure codec, coders and files on this machine, beside copying memory.",
         epilog=EPILOG,
     )
     parser.add_argument(

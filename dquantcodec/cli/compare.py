@@ -18,7 +18,6 @@ from .options import (
     common_options,
     layer_numbers,
     naming,
-    replacing,
 )
 from .progress import path_of, prepare_kernels, progress
 
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 ORIGINAL is read as by compress. Queries (layers.0.query and the like, axes
-[B,Q,L,D], the last L positions, after RoPE, not scaled) are taken from --queries
-or, if it has any, from ORIGINAL; without them the error of attention is left out.
-NMSE is error energy over energy; centred: over the energy of the keys less their
-means of 128 tokens. Decoding speed is that of one thread reading the file. The
-JSON gives shares as fractions, not percent.
+[B,Q,L,D], the last L positions, after RoPE, not scaled) are taken from
+--queries or, if it has any, from ORIGINAL; without them the error of attention
+is left out. NMSE is error energy over energy; centred: over the energy of the
+keys less their means of 128 tokens. Decoding speed is that of one thread
+reading the file. The JSON gives shares as fractions, not percent.
 """
 
 
@@ -95,6 +94,7 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
 def write_page(
     args: argparse.Namespace, source: KVSource, reader: Any, rows: list[LayerQuality], console: Console
 ) -> None:
+    from .replacing import replacing
     from .report import report_page
 
     total = source.tokens * source.sequences * source.token_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -72,6 +71,8 @@ def printable(text: str, stream: TextIO) -> str:
 
 def document(facts: object) -> str:
     """``facts`` as JSON that any parser reads: ASCII, numbers that are not finite as null, paths as text."""
+    import json  # text for people does without
+
     return json.dumps(_plain(facts), indent=2, allow_nan=False)
 
 

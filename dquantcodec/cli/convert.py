@@ -38,11 +38,11 @@ def add_parser(commands: Any) -> None:
         "convert",
         parents=[common_options()],
         help="a state of llama.cpp into a .dqkv file, or back",
-        description="Convert a sequence state of llama.cpp to a .dqkv file, or such a file back to a state.",
+        description="Convert a sequence state of llama.cpp to a .dqkv file, or back.",
         epilog=EPILOG,
     )
     parser.add_argument("file", metavar="IN", help="a state, or a .dqkv file")
-    parser.add_argument("output", metavar="OUT", help="the .dqkv file, or the state, to write (replaced if it exists)")
+    parser.add_argument("output", metavar="OUT", help="the .dqkv file or state to write (replaced if it exists)")
     parser.add_argument("--head-dim", type=positive, metavar="D", help="values of a head (of a state: required)")
     add_profile(parser)
     add_recent(parser)

@@ -15,9 +15,9 @@ from .options import CommandParser, add_profile, add_threads, common_options, th
 from .progress import prepare_kernels
 
 EPILOG = """\
-The sample is a cut of a real KV cache: SmolLM2-135M-Instruct reading the opening
-of Jane Austen's Persuasion; layers 1, 14 and 29, 512 tokens, with the queries of
-the last 32 positions. It is written to DIR as sample.dqkv.
+The sample is a cut of a real KV cache: SmolLM2-135M-Instruct reading the
+opening of Jane Austen's Persuasion; layers 1, 14 and 29, 512 tokens, with the
+queries of the last 32 positions. It is written to DIR as sample.dqkv.
 """
 
 
@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> None:
         "demo",
         parents=[common_options()],
         help="compress bundled real data and show what it costs",
-        description="Compress a bundled real KV cache, read it back, and show size, quality and speed.",
+        description="Compress a bundled real KV cache, read it back; show size, quality and speed.",
         epilog=EPILOG,
     )
     parser.add_argument("--out", default="dqkv-demo", metavar="DIR", help="folder to write to (dqkv-demo)")

@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
         "doctor",
         parents=[common_options()],
         help="check this installation",
-        description="Check versions, processor, accelerators and caches, and run a self-test with golden words.",
+        description="Check versions, processor, accelerators and caches; run a self-test.",
         epilog=EPILOG,
     )
     parser.set_defaults(run=run, file="dquantcodec")

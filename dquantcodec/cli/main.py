@@ -17,7 +17,6 @@ from typing import NoReturn
 
 from . import append, bench, compare, compress, convert, decompress, demo, doctor, info, plan, repack, reshard, verify
 from .console import Console, document, paint, write
-from .failure import Failure
 from .options import CommandParser, UsageError, common_options
 
 COMMANDS = (demo, compress, append, decompress, info, verify, compare, repack, reshard, convert, plan, bench, doctor)
@@ -59,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         # What could not be parsed cannot say whether it asked for JSON.
         if "--json" in argv:
+            from .failure import Failure
+
             print(document(Failure("UsageError", "usage", error.message).answer()))
         raise
 
@@ -77,12 +78,16 @@ def _run(args: argparse.Namespace) -> int:
         terminated = isinstance(stop, _Terminated)
         word = "terminated" if terminated else "interrupted"
         if args.json:
+            from .failure import Failure
+
             print(document(Failure(word.capitalize(), word, word).answer()))
         if args.debug:
             raise
         _complain(word)
         return 143 if terminated else 130
     except Exception as error:
+        from .failure import Failure
+
         failure = Failure.of(error, args)
         if args.json:
             print(document(failure.answer()))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import InputError
-from ..profile import DEFAULT_PROFILE, PROFILES
 from .console import write
 
 
@@ -97,6 +96,8 @@ def check_source_options(parser: argparse.ArgumentParser, args: argparse.Namespa
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
+    from ..profile import DEFAULT_PROFILE, PROFILES
+
     parser.add_argument(
         "--profile",
         choices=tuple(PROFILES),
@@ -198,19 +199,6 @@ def check_output(output: str, file: str) -> None:
         raise InputError(f"there is no folder {path.parent} to write it to", code="not-found", path=output)
     if path.exists() and Path(file).exists() and path.samefile(file):
         raise InputError("input and output are the same file", code="output-is-input", path=output)
-
-
-@contextmanager
-def replacing(path: str) -> Iterator[Path]:
-    """A file to write beside ``path``, which takes its place when all went well and is removed when not."""
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        yield partial
-        partial.replace(target)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from .options import (
     check_source_options,
     common_options,
     positive,
-    replacing,
 )
 
 if TYPE_CHECKING:
@@ -210,6 +209,7 @@ def _target(args: argparse.Namespace, source: KVSource, console: Console) -> dic
     from ..layer_budgets import LayerBudgets
     from ..warm import DECODE, ENCODE, path_of
     from .progress import prepare_kernels
+    from .replacing import replacing
 
     profile = Profile.named(args.profile)
     prepare_kernels(console, (*ENCODE, *DECODE), path_of(profile))

@@ -17,8 +17,8 @@ from .repack import copy
 EPILOG = """\
 Prints one line per finding and exits with 1 if there is any. Reads and decodes
 everything: headers, records, checksums, padding, the index against the records,
-and every container. With --salvage, what can be read goes into a new file: every
-sequence up to its first token that is lost.
+and every container. With --salvage, what can be read goes into another file:
+every sequence up to its first token that is lost.
 
   dqkv verify cache.dqkv
   dqkv verify damaged.dqkv --salvage rescued.dqkv
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
         "verify",
         parents=[common_options()],
         help="check every byte of a .dqkv file",
-        description="Check every byte of a .dqkv file that can be checked, and decode every container.",
+        description="Check every byte of a .dqkv file that can be checked; decode every container.",
         epilog=EPILOG,
     )
     parser.add_argument("file", metavar="FILE", help="the .dqkv file")
