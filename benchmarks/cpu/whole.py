@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dquantcodec.bench.codec import codec_works, copy_work
+from dquantcodec import Codec
+from dquantcodec.bench.codec import codec_works, copy_work, plan_for
 from dquantcodec.bench.timing import Row, row
 
 SECTION = "codec"
@@ -13,7 +14,8 @@ UNIT = "M values/s"
 
 def geometry_rows(profile: str, heads: int, dim: int, tokens: int, threads: int, fitted: bool = False) -> Iterator[Row]:
     """Encode, decode and attend ``tokens`` tokens of normal FP16 values; ``fitted``: classes of unequal channels."""
-    bits, works = codec_works(profile, heads, dim, tokens, threads, fitted)
+    plan, keys, values = plan_for(profile, heads, dim, tokens, fitted)
+    bits, works = codec_works(Codec(plan, threads=threads), keys, values)
     what = f"{profile}{', classes' if fitted else ''}, n = {heads * dim}, {tokens} tokens"
     for work in works:
         yield row(SECTION, f"{what}: {work.name}", work.run, work.values / 1e6, UNIT, threads, bits, repeats=7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,14 +11,16 @@ from numpy.typing import NDArray
 from ..arrays import BFLOAT16
 from ..codec import Codec
 from ..fit import fit_plan
+from ..plan import Plan, make_plan
+from ..profile import Profile
 from .work import Work
 
 #: Query heads of a KV head.
 GROUP = 4
 #: Standard deviations of channels are this many octaves apart at most, as in real keys.
 OCTAVES = 5
-#: A plan is fitted to so many tokens at most.
-FITTED_TOKENS = 2048
+#: A plan is fitted to so many tokens.
+LEAST_FITTED, MOST_FITTED = 512, 2048
 
 
 def normal_tokens(tokens: int, heads: int, dim: int, unequal: bool) -> NDArray[np.float16]:
@@ -29,13 +32,20 @@ def normal_tokens(tokens: int, heads: int, dim: int, unequal: bool) -> NDArray[n
     return x.astype(np.float16)
 
 
-def codec_works(
-    profile: str, heads: int, dim: int, tokens: int, threads: int, fitted: bool = False
-) -> tuple[float, list[Work]]:
-    """Bits a value of the pages, and the works on ``tokens`` tokens; ``fitted``: classes of unequal channels."""
-    keys, values = normal_tokens(tokens, heads, dim, fitted)
-    plan = fit_plan(profile, keys[:FITTED_TOKENS], values[:FITTED_TOKENS]) if fitted else None
-    codec = Codec(plan, threads=threads) if plan else Codec(profile, heads, dim, threads=threads)
+def plan_for(
+    profile: str, heads: int, dim: int, tokens: int, fitted: bool
+) -> tuple[Plan, NDArray[np.float16], NDArray[np.float16]]:
+    """A plan, and keys and values of ``tokens`` tokens; ``fitted``: variance classes, fitted to tokens like these."""
+    x = normal_tokens(max(tokens, LEAST_FITTED) if fitted else tokens, heads, dim, fitted)
+    keys, values = x[:, :tokens]
+    if not fitted:
+        return make_plan(Profile.named(profile), heads, dim), keys, values
+    return fit_plan(profile, *x[:, :MOST_FITTED]), keys, values
+
+
+def codec_works(codec: Codec, keys: NDArray[Any], values: NDArray[Any]) -> tuple[float, list[Work]]:
+    """Bits a value of the pages, and what is done with the tokens and with their pages."""
+    tokens, heads, dim = keys.shape
     pages = codec.encode(keys, values)
     amount = 2 * keys.size
     query = np.random.default_rng(1).standard_normal((GROUP * heads, dim), dtype=np.float32)

@@ -68,13 +68,14 @@ def coder_works(symbols: NDArray[np.uint8], plan: Plan) -> Iterator[Work]:
     )  # fmt: skip
 
 
-def threaded_decode(symbols: NDArray[np.uint8], plan: Plan, pool: ThreadPoolExecutor, threads: int) -> Work:
-    """Decoding on all cores: every thread takes a part of the tiles."""
+def threaded_decode(
+    symbols: NDArray[np.uint8], plan: Plan, pool: ThreadPoolExecutor, threads: int, repeated: int = 1
+) -> Work:
+    """Decoding the tokens ``repeated`` times over on all cores: every thread takes a part of the tiles."""
     coder, packed, words = _words(symbols, plan)
-    step = -(-len(words) // threads)
-    parts = [words[i : i + step] for i in range(0, len(words), step)]
+    parts = np.array_split(np.concatenate([words] * repeated), min(threads, len(words)))
 
     def decode() -> None:
         list(pool.map(lambda part: coder.decode_levels(part, plan.key, HEAD_DIM, packed.shape[2]), parts))
 
-    return Work("decode", decode, symbols.size)
+    return Work("decode", decode, repeated * symbols.size)

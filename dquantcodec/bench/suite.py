@@ -10,7 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ..profile import Profile
+from ..codec import Codec
+from ..profile import TILE, Profile
 from . import codec, coders
 from .timing import measure, pinned
 from .work import Work
@@ -138,12 +139,18 @@ def _rates(settings: Settings, work: Work) -> list[float]:
 def _codec_lines(settings: Settings, lines: _Lines, threads: int) -> Iterator[Measured]:
     copy = codec.copy_work(settings.copied_values, threads)
     yield lines.line("memory", "memcpy of BF16 values", copy, _rates(settings, copy))
-    bits, works = codec.codec_works(
-        settings.profile, settings.kv_heads, settings.head_dim, settings.tokens_for(threads), threads, settings.fitted
+    plan, keys, values = codec.plan_for(
+        settings.profile, settings.kv_heads, settings.head_dim, settings.tokens_for(threads), settings.fitted
     )
+    bits, works = codec.codec_works(Codec(plan, threads=threads), keys, values)
     for work in works:
         if work.name not in _LEFT_OUT:
             yield lines.line("codec", work.name, work, _rates(settings, work), bits)
+
+
+def _tiles(tokens: int) -> int:
+    """As many tokens in whole tiles, which coders take."""
+    return -(-tokens // TILE) * TILE
 
 
 def _coder_plans() -> dict[str, Callable[[], Plan]]:
@@ -155,7 +162,7 @@ def _one_thread(settings: Settings, coded: Coded) -> Iterator[Measured]:
 
     lines = _Lines("cpu", 1)
     yield from _codec_lines(settings, lines, 1)
-    symbols = coders.key_symbols(settings.tokens_for(1))
+    symbols = coders.key_symbols(_tiles(settings.tokens_for(1)))
     for name, plan in _coder_plans().items():
         bits = 8 * plan().key.container / plan().values
         for work in coders.coder_works(symbols, plan()):
@@ -172,7 +179,9 @@ def _coded_file(settings: Settings, folder: Path) -> Coded:
     from .files import Coded
 
     layer = Layer(settings.kv_heads, settings.head_dim, "float16", settings.profile)
-    keys, values = codec.normal_tokens(settings.tokens_for(1), settings.kv_heads, settings.head_dim, settings.fitted)
+    # The first token is kept exact, and a file has pages to write.
+    tokens = max(settings.tokens_for(1), codec.LEAST_FITTED)
+    keys, values = codec.normal_tokens(tokens, settings.kv_heads, settings.head_dim, settings.fitted)
     coded = Coded.of(folder / "cache.dqkv", [layer], [keys], [values], threads=settings.threads)
     return coded.repeated(_LAYERS)
 
@@ -181,7 +190,7 @@ def _all_threads(settings: Settings) -> Iterator[Measured]:
     threads = settings.threads
     lines = _Lines("cpu", threads)
     yield from _codec_lines(settings, lines, threads)
-    symbols = coders.key_symbols(settings.tokens_for(threads))
+    symbols = coders.key_symbols(_tiles(settings.tokens_for(threads)))
     with ThreadPoolExecutor(threads) as pool:
         for name, plan in _coder_plans().items():
             work = coders.threaded_decode(symbols, plan(), pool, threads)
