@@ -51,8 +51,8 @@ class TracedDisk(DiskFile):
         super().__init__(path, mode)
         self.trace = trace
 
-    def write(self, offset: int, data: bytes | memoryview) -> int:
-        whole = bytes(data)
+    def write(self, offset: int, buffers: Sequence[bytes | memoryview]) -> int:
+        whole = b"".join(buffers)
         if self.trace.failing():
             if self.trace.failure == "write":
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -67,7 +67,7 @@ class TracedDisk(DiskFile):
 
     def _put(self, offset: int, data: bytes) -> None:
         self.trace.calls.append((offset, data))
-        written = super().write(offset, data) if data else 0
+        written = super().write(offset, [data]) if data else 0
         assert written == len(data)
 
     def sync(self) -> None:

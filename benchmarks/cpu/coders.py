@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,6 +13,8 @@ from dquantcodec.bench.timing import Row, row
 from dquantcodec.plan import Plan
 from dquantcodec.profile import TILE
 
+#: Times the tokens are decoded when threads share them, so that each has work for a while.
+REPEATED = 8
 SECTION = "coder"
 PLANS = {"prefix": prefix_plan, "rans (paper-2.26)": rans_plan}
 
@@ -22,17 +24,22 @@ def ours(name: str, symbols: np.ndarray, plan: Plan) -> Iterator[Row]:
     bits = 8 * plan.key.container / plan.values
     for work in coder_works(symbols, plan):
         yield row(
-            SECTION, f"{what}: {work.name}", work.run, work.values / 1e9, "G symbols/s", bits=bits, note=work.note
+            SECTION, f"{what}: {work.name}", work.run, work.values / 1e9, "G symbols/s", bits=bits, note=work.note,
+            what=work.what,
         )  # fmt: skip
 
 
-def thread_rows(threads: int) -> Iterator[Row]:
-    """Our coders on all cores."""
+def thread_rows(counts: Sequence[int]) -> Iterator[Row]:
+    """Our decoders on several threads, and on one for comparison."""
     symbols = key_symbols()
-    with ThreadPoolExecutor(threads) as pool:
-        for name, plan in PLANS.items():
-            work = threaded_decode(symbols, plan(), pool, threads)
-            yield row(SECTION, f"ours {name}: {work.name}", work.run, work.values / 1e9, "G symbols/s", threads)
+    for name, plan in PLANS.items():
+        for threads in counts:
+            with ThreadPoolExecutor(threads) as pool:
+                work = threaded_decode(symbols, plan(), pool, threads, REPEATED)
+                yield row(
+                    SECTION, f"ours {name}, {REPEATED * TOKENS} tokens: {work.name}", work.run, work.values / 1e9,
+                    "G symbols/s", threads, what=work.what, repeats=7,
+                )  # fmt: skip
 
 
 def constriction_rows(symbols: np.ndarray, levels: int) -> Iterator[Row]:
@@ -66,6 +73,8 @@ def constriction_rows(symbols: np.ndarray, levels: int) -> Iterator[Row]:
         tokens.size / 1e9,
         "G symbols/s",
         bits=bits,
+        what="decode",
+        of="peer",
     )
     yield row(
         SECTION,
@@ -74,6 +83,8 @@ def constriction_rows(symbols: np.ndarray, levels: int) -> Iterator[Row]:
         tokens.size / 1e9,
         "G symbols/s",
         bits=bits,
+        what="encode",
+        of="peer",
     )
 
 
@@ -87,6 +98,7 @@ def zstd_rows(symbols: np.ndarray) -> Iterator[Row]:
         yield row(
             SECTION, f"zstd -1, one buffer, {name}: decode", lambda f=frame: decompressor.decompress(f),
             symbols.size / 1e9, "G symbols/s", bits=bits, note="no access to a token; pairs not taken apart",
+            what="decode all", of="peer",
         )  # fmt: skip
     per_token = {"a byte a symbol": symbols, "two symbols a byte": nibbles}
     for name, rows in per_token.items():
@@ -97,10 +109,12 @@ def zstd_rows(symbols: np.ndarray) -> Iterator[Row]:
         yield row(
             SECTION, f"zstd -1, one frame a token, {name}: decode",
             lambda f=frames: [decompressor.decompress(x) for x in f], count / 1e9, "G symbols/s", bits=bits,
+            what="decode", of="peer",
         )  # fmt: skip
         yield row(
             SECTION, f"zstd -1, one frame a token, {name}: encode",
             lambda r=raws: [compressor.compress(x) for x in r], count / 1e9, "G symbols/s", bits=bits,
+            what="encode", of="peer",
         )  # fmt: skip
 
 
@@ -111,5 +125,8 @@ def rows() -> Iterator[Row]:
     yield from constriction_rows(symbols, prefix_plan().key.levels)
     yield from zstd_rows(symbols)
     out = np.empty_like(symbols)
-    yield row(SECTION, "memcpy, a byte a symbol", lambda: np.copyto(out, symbols), symbols.size / 1e9, "G symbols/s")
+    yield row(
+        SECTION, "memcpy, a byte a symbol", lambda: np.copyto(out, symbols), symbols.size / 1e9, "G symbols/s",
+        of="copy",
+    )  # fmt: skip
     assert TOKENS % TILE == 0

@@ -62,7 +62,7 @@ def count(profile: str) -> list[dict[str, object]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profiles", nargs="+", default=["2.26 classes", "2.26", "paper-2.26"])
+    parser.add_argument("--profiles", nargs="+", default=["2.26 classes", "2.26-t classes", "2.26", "paper-2.26"])
     parser.add_argument("--json", type=Path, help="also write the counts here")
     parser.add_argument("--stages", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -71,7 +71,7 @@ def main() -> None:
         return
     rows = [row for profile in arguments.profiles for row in count(profile)]
     for row in rows:
-        print(f"{row['profile']:12} {row['stage']:45} {row['instructions']:8.2f} instructions a value")
+        print(f"{row['profile']:14} {row['stage']:45} {row['instructions']:8.2f} instructions a value")
     if arguments.json:
         what = "instructions a value, one page of 128 tokens of 1024 values, by callgrind"
         document = {"what": what, "command": " ".join(["python", *sys.argv]), "processor": PROCESSOR, "rows": rows}

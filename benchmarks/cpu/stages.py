@@ -11,8 +11,7 @@ from dquantcodec.arrays import check_finite, store_float32, to_float32
 from dquantcodec.bench.timing import Row, row
 from dquantcodec.codec import decode_levels
 from dquantcodec.coders import CODERS
-from dquantcodec.encode import encode_pages, fit_grid, lay_grid
-from dquantcodec.group_drift import drift_grouped
+from dquantcodec.encode import drift_groups, encode_pages, fit_grid, lay_grid
 from dquantcodec.group_grid import fit_scale
 from dquantcodec.letters import pack
 from dquantcodec.page import read_kind
@@ -95,12 +94,12 @@ def grouped_stages(profile: str) -> Iterator[Stage]:
         stream = getattr(plan, kind)
         flat = values.reshape(TOKENS, -1)
         _, scale, position = lay_grid(flat, stream)
-        letters, levels, _ = drift_grouped(position, stream)
+        letters, levels = drift_groups(position, stream)
         fields = read_kind(pages.data[:1], plan, kind, slice(0, codec.layout.tiles))
         decoded, _ = decode_levels(fields, plan, stream)
 
         yield f"{kind}: grid and positions", n, lambda f=flat, s=stream: lay_grid(f, s)
-        yield f"{kind}: drift to letters", n, lambda p=position, s=stream: drift_grouped(p, s)
+        yield f"{kind}: drift to letters", n, lambda p=position, s=stream: drift_groups(p, s)
         yield (
             f"{kind}: refit", n,
             lambda p=position, m=levels, c=scale, s=stream: fit_scale(p, m, c, s.grouping, s.gain == "unbiased"),

@@ -49,12 +49,14 @@ def codec_works(codec: Codec, keys: NDArray[Any], values: NDArray[Any]) -> tuple
     pages = codec.encode(keys, values)
     amount = 2 * keys.size
     query = np.random.default_rng(1).standard_normal((GROUP * heads, dim), dtype=np.float32)
-    note = f"{tokens} tokens"
+    note, attend = f"{tokens} tokens", f"attend, {GROUP} queries a KV head"
     return 8 * pages.nbytes / amount, [
-        Work("encode FP16", lambda: codec.encode(keys, values), amount, note=note),
-        Work("decode to FP16", lambda: codec.decode(pages, dtype=np.float16), amount, note=note),
-        Work("decode to BF16", lambda: codec.decode(pages, dtype=BFLOAT16), amount, note=note),
-        Work(f"attend, {GROUP} queries a KV head", lambda: codec.attend(query, pages), amount, note=note),
+        Work("encode FP16", lambda: codec.encode(keys, values), amount, note=note, what="encode"),
+        Work("decode to FP16", lambda: codec.decode(pages, dtype=np.float16), amount, note=note, what="decode"),
+        Work("decode to BF16", lambda: codec.decode(pages, dtype=BFLOAT16), amount, note=note, what="decode"),
+        Work(
+            f"attend, {GROUP} queries a KV head", lambda: codec.attend(query, pages), amount, note=note, what="attend"
+        ),
     ]
 
 

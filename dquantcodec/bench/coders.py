@@ -60,11 +60,11 @@ def coder_works(symbols: NDArray[np.uint8], plan: Plan) -> Iterator[Work]:
     stream = plan.key
     yield Work(
         "decode", lambda: coder.decode_levels(words, stream, HEAD_DIM, packed.shape[2]), symbols.size,
-        note="any token alone in its tile of 32",
+        note="any token alone in its tile of 32", what="decode",
     )  # fmt: skip
     yield Work(
         "encode", lambda: coder.encode(letters.pack(symbols, stream, HEAD_DIM).reshape(packed.shape), stream),
-        symbols.size, note="symbols to words, without drift",
+        symbols.size, note="symbols to words, without drift", what="encode",
     )  # fmt: skip
 
 
@@ -78,4 +78,4 @@ def threaded_decode(
     def decode() -> None:
         list(pool.map(lambda part: coder.decode_levels(part, plan.key, HEAD_DIM, packed.shape[2]), parts))
 
-    return Work("decode", decode, repeated * symbols.size)
+    return Work("decode", decode, repeated * symbols.size, what="decode")

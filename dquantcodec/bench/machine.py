@@ -32,8 +32,10 @@ def usable_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def description() -> dict[str, str | int | None]:
-    return {"processor": processor(), "cores": os.cpu_count(), "simd": simd(), "system": platform.system()}
+def description() -> dict[str, str | int]:
+    """Processor, cores to use, vector extensions, operating system."""
+    system = f"{platform.system()} {platform.release()}"
+    return {"processor": processor(), "cores": usable_threads(), "simd": simd(), "system": system}
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:

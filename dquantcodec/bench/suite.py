@@ -113,17 +113,18 @@ class _Lines:
 
 def steps(settings: Settings, cpu: bool, gpu: bool) -> int:
     """How many lines there will be."""
-    return cpu * (12 + 6 * (settings.threads > 1)) + 5 * gpu
+    return cpu * (15 + 6 * (settings.threads > 1)) + 5 * gpu
 
 
 def measure_cpu(settings: Settings) -> Iterator[Measured]:
     """One thread pinned to one core, files among its works, then all threads."""
     from .files import memory_folder
 
-    with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
-        coded = _coded_file(settings, Path(folder))
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as name:
+        folder = Path(name)
+        coded = _coded_file(settings, folder)
         with pinned():
-            yield from _one_thread(settings, coded)
+            yield from _one_thread(settings, coded, folder)
     if settings.threads > 1:
         yield from _all_threads(settings)
 
@@ -133,7 +134,9 @@ def _rates(settings: Settings, work: Work) -> list[float]:
     work.run()
     # Slow work is timed a few times only, so that all of it takes about as long on any machine.
     repeats = max(3, min(settings.repeats, int(_SECONDS / (perf_counter() - began))))
-    return measure(work.run, work.values, repeats, settings.least_seconds)
+    if work.after:
+        work.after()
+    return measure(work.run, work.values, repeats, settings.least_seconds, work.after)
 
 
 def _codec_lines(settings: Settings, lines: _Lines, threads: int) -> Iterator[Measured]:
@@ -157,7 +160,7 @@ def _coder_plans() -> dict[str, Callable[[], Plan]]:
     return {"prefix": coders.prefix_plan, "rans": coders.rans_plan}
 
 
-def _one_thread(settings: Settings, coded: Coded) -> Iterator[Measured]:
+def _one_thread(settings: Settings, coded: Coded, folder: Path) -> Iterator[Measured]:
     from .files import RUNS, file_works
 
     lines = _Lines("cpu", 1)
@@ -167,8 +170,10 @@ def _one_thread(settings: Settings, coded: Coded) -> Iterator[Measured]:
         bits = 8 * plan().key.container / plan().values
         for work in coders.coder_works(symbols, plan()):
             yield lines.line("coder", f"{name}: {work.name}", work, _rates(settings, work), bits)
-    bits = 8 * coded.content.nbytes / coded.values
-    for work in file_works(coded, 2 if settings.quick else RUNS):
+    bits = 8 * coded.data.nbytes / coded.values
+    work = coded.checksum_work()
+    yield lines.line("file", work.name, work, _rates(settings, work), bits)
+    for work in file_works(coded, folder, 2 if settings.quick else RUNS):
         if work.nbytes:
             yield lines.line("file", work.name, work, _rates(settings, work), bits)
 
@@ -182,8 +187,8 @@ def _coded_file(settings: Settings, folder: Path) -> Coded:
     # The first token is kept exact, and a file has pages to write.
     tokens = max(settings.tokens_for(1), codec.LEAST_FITTED)
     keys, values = codec.normal_tokens(tokens, settings.kv_heads, settings.head_dim, settings.fitted)
-    coded = Coded.of(folder / "cache.dqkv", [layer], [keys], [values], threads=settings.threads)
-    return coded.repeated(_LAYERS)
+    path = folder / "cache.dqkv"
+    return Coded.of(path, [layer], [keys], [values], threads=settings.threads).repeated(_LAYERS, path)
 
 
 def _all_threads(settings: Settings) -> Iterator[Measured]:

@@ -27,10 +27,13 @@ def write_pages(
     stored: list[NDArray[np.uint8]] = []
     for slot, parts in enumerate(pages):
         used = run.slots[slot].layout.bytes_for((tokens - 1) % run.window + 1)
-        cut = [page for part in parts for page in part]
-        cut[-1] = cut[-1][:used]
-        crcs += [crc32c(page) for page in cut]
-        stored += cut
+        for number, part in enumerate(parts):
+            size = part.shape[1]
+            flat = np.ascontiguousarray(part).reshape(-1)
+            if number == len(parts) - 1:
+                flat = flat[: part.size - size + used]
+            crcs += [crc32c(flat[start : start + size]) for start in range(0, flat.size, size)]
+            stored.append(flat)
     table = np.array(crcs, "<u4").tobytes().ljust(run.table_bytes(tokens), b"\0")
     log.put(PAGES, sequence, first, tokens, 0, table, stored)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +16,8 @@ from ..errors import InputError
 
 #: Errors of systems that have no locks for a file, as opposed to a lock that another holds.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
+#: Buffers of one write: IOV_MAX of Linux and of macOS.
+MOST_BUFFERS = 1024
 #: Where Windows locks a byte; far behind every file, because its locks forbid reading what they cover.
 _LOCKED_BYTE = 1 << 62
 
@@ -22,8 +25,8 @@ _LOCKED_BYTE = 1 << 62
 class Disk(Protocol):
     """A file open for writing."""
 
-    def write(self, offset: int, data: bytes | memoryview) -> int:
-        """Write some of ``data`` (at least a byte) at ``offset`` and say how much."""
+    def write(self, offset: int, buffers: Sequence[bytes | memoryview]) -> int:
+        """Write a beginning of ``buffers``, none of them empty, from ``offset`` on and say how many bytes."""
 
     def sync(self) -> None:
         """Return when everything written is on the medium."""
@@ -45,9 +48,13 @@ class DiskFile:
     def __init__(self, path: Path, mode: str) -> None:
         self._file = path.open(mode, buffering=0)
 
-    def write(self, offset: int, data: bytes | memoryview) -> int:
+    def write(self, offset: int, buffers: Sequence[bytes | memoryview]) -> int:
+        some = buffers[:MOST_BUFFERS]
+        if hasattr(os, "pwritev"):
+            # One call a record: nothing is joined here, and the kernel can take memory for the file in large pieces.
+            return os.pwritev(self._file.fileno(), some, offset)
         self._file.seek(offset)
-        return self._file.write(data) or 0
+        return self._file.write(some[0] if len(some) == 1 else b"".join(some)) or 0
 
     def sync(self) -> None:
         if sys.platform == "darwin":

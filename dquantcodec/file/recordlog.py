@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..errors import LimitError
@@ -22,9 +22,8 @@ from .structs import (
     index_record,
 )
 
-#: Buffers below this size are joined, up to the second size, before they are written.
-SMALL_BYTES = 64 << 10
-JOINED_BYTES = 1 << 20
+#: Zeros in memory for a FILL, however long it is.
+ZERO_BYTES = 1 << 20
 
 
 class RecordLog:
@@ -125,16 +124,15 @@ class RecordLog:
         self.end += size
         self._closed = False
 
-    def _write(self, offset: int, buffers: Iterable[bytes | memoryview]) -> None:
+    def _write(self, offset: int, buffers: Sequence[bytes | memoryview]) -> None:
+        rest = [buffer for buffer in buffers if len(buffer)]
         try:
-            for chunk in _joined(buffers):
-                rest = memoryview(chunk)
-                while rest.nbytes:
-                    written = self.disk.write(offset, rest)
-                    if not written:
-                        raise OSError(errno.EIO, os.strerror(errno.EIO))
-                    offset += written
-                    rest = rest[written:]
+            while rest:
+                written = self.disk.write(offset, rest)
+                if not written:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                offset += written
+                rest = _behind(rest, written)
         except BaseException:
             self.broken = True
             raise
@@ -142,7 +140,7 @@ class RecordLog:
 
 def _zeros(size: int) -> tuple[list[memoryview], int]:
     """``size`` zero bytes as buffers, all one piece of memory, and their checksum."""
-    piece = bytes(min(size, JOINED_BYTES))
+    piece = bytes(min(size, ZERO_BYTES))
     buffers = [memoryview(piece)[: size - at] for at in range(0, size, len(piece) or 1)]
     crc = 0
     for buffer in buffers:
@@ -150,17 +148,10 @@ def _zeros(size: int) -> tuple[list[memoryview], int]:
     return buffers, crc
 
 
-def _joined(buffers: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    waiting: list[bytes | memoryview] = []
-    size = 0
-    for buffer in buffers:
-        large = len(buffer) >= SMALL_BYTES
-        if waiting and (large or size + len(buffer) > JOINED_BYTES):
-            yield b"".join(waiting)
-            waiting, size = [], 0
-        if large:
-            yield buffer
-        else:
-            waiting.append(buffer)
-            size += len(buffer)
-    yield b"".join(waiting)
+def _behind(buffers: Sequence[bytes | memoryview], written: int) -> list[bytes | memoryview]:
+    """What of ``buffers`` follows the first ``written`` bytes."""
+    for number, buffer in enumerate(buffers):
+        if written < len(buffer):
+            return [memoryview(buffer)[written:], *buffers[number + 1 :]]
+        written -= len(buffer)
+    return []
