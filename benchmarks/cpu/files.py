@@ -123,6 +123,7 @@ def command_rows(all_threads: int) -> Iterator[Row]:
         }
         save_file(tensors, source)
         millions = sum(tensor.size for tensor in tensors.values()) / 1e6
+        note = f"start of Python included, {millions:.0f} million values"
 
         def command(*arguments: object) -> None:
             subprocess.run([sys.executable, "-m", "dquantcodec", *map(str, arguments)], check=True, capture_output=True)
@@ -135,6 +136,5 @@ def command_rows(all_threads: int) -> Iterator[Row]:
                 yield row(
                     "command", f"dqkv {name}, whole process",
                     lambda a=arguments, t=threads: command(*a, "--threads", t),
-                    millions, "M values/s", threads, repeats=3, least_seconds=0,
-                    note=f"start of Python included, {millions:.0f} million values",
+                    millions, "M values/s", threads, repeats=3, least_seconds=0, note=note,
                 )  # fmt: skip

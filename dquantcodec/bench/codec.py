@@ -54,9 +54,7 @@ def codec_works(codec: Codec, keys: NDArray[Any], values: NDArray[Any]) -> tuple
         Work("encode FP16", lambda: codec.encode(keys, values), amount, note=note, what="encode"),
         Work("decode to FP16", lambda: codec.decode(pages, dtype=np.float16), amount, note=note, what="decode"),
         Work("decode to BF16", lambda: codec.decode(pages, dtype=BFLOAT16), amount, note=note, what="decode"),
-        Work(
-            f"attend, {GROUP} queries a KV head", lambda: codec.attend(query, pages), amount, note=note, what="attend"
-        ),
+        Work(attend, lambda: codec.attend(query, pages), amount, note=note, what="attend"),
     ]
 
 
