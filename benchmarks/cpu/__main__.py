@@ -1,6 +1,6 @@
 """CPU speed of coders, codec, files and peers, everything in one run.
 
-    python benchmarks/cpu [--json benchmarks/results/cpu.json] [--only coder codec stage peer file command] [--quick]
+    python benchmarks/cpu [--json benchmarks/results/cpu.json] [--only SECTION ...] [--quick]
 
 Medians of several runs with the slowest and fastest; one thread is pinned to one core.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import coders
 import files
+import first_use
 import peers
 import stages
 import whole
@@ -30,7 +31,7 @@ from dquantcodec.bench.timing import Row, pinned
 PACKAGES = (
     "dquantcodec", "numpy", "numba", "zstandard", "constriction", "google-crc32c", "turbo-attn", "torch",
 )  # fmt: skip
-SECTIONS = ("coder", "codec", "stage", "peer", "file", "command")
+SECTIONS = ("coder", "codec", "stage", "peer", "file", "first", "command")
 #: Profiles whose stages are timed one by one.
 STAGES = ("2.26 classes", "2.26-t classes", "2.26", "paper-2.26")
 
@@ -54,6 +55,8 @@ def sections(wanted: list[str], threads: int) -> Iterator[Row]:
             yield from coders.thread_rows(counts)
         if "codec" in wanted:
             yield from whole.thread_rows(counts)
+    if "first" in wanted:
+        yield from first_use.rows()
     if "command" in wanted:
         yield from files.command_rows(threads)
 
@@ -85,7 +88,7 @@ def main() -> None:
         spread = f"{row.low:.4g}-{row.high:.4g}"
         bits = f"{row.bits:.3f}" if row.bits else ""
         name = f"{row.section}: {row.name}"
-        print(f"{name:<76} {row.threads:>2} {row.rate:>9.4g} {row.unit:<12} {spread:>15} {bits:>6}", flush=True)
+        print(f"{name:<76} {row.threads:>2} {row.rate:>9.4g} {row.unit:<11} {spread:>15} {bits:>6}", flush=True)
         if arguments.json:
             write(arguments.json, rows)
     print(f"{time.perf_counter() - began:.0f} s in all")

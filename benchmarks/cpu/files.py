@@ -55,11 +55,11 @@ def file_system(folder: Path) -> str:
 
 
 def places() -> list[Path]:
-    """Where files are timed: tmpfs, and the place of temporary files if that is another file system."""
+    """Where files are timed: tmpfs, and the place of temporary files if that is another kind of file system."""
     usual = Path(tempfile.gettempdir())
     if not MEMORY.is_dir():
         return [usual]
-    return [MEMORY] if MEMORY.stat().st_dev == usual.stat().st_dev else [MEMORY, usual]
+    return [MEMORY] if file_system(MEMORY) == file_system(usual) else [MEMORY, usual]
 
 
 def rows() -> Iterator[Row]:
