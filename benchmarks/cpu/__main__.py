@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import coders
@@ -23,49 +20,17 @@ import files
 import first_use
 import peers
 import stages
-import timing
 import whole
 from ratios import with_ratios
-from timing import Row, pinned
 
 from dquantcodec import warm
+from dquantcodec.bench import timing
+from dquantcodec.bench.machine import description, usable_threads, versions
+from dquantcodec.bench.timing import Row, pinned
 
-
-def processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def simd() -> str:
-    import llvmlite.binding as llvm
-
-    features = llvm.get_host_cpu_features()
-    return " ".join(name for name in ("avx2", "f16c", "bmi2", "avx512f", "neon") if features.get(name))
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in (
-        "dquantcodec",
-        "numpy",
-        "numba",
-        "zstandard",
-        "constriction",
-        "google-crc32c",
-        "turbo-attn",
-        "torch",
-    ):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
+PACKAGES = (
+    "dquantcodec", "numpy", "numba", "zstandard", "constriction", "google-crc32c", "turbo-attn", "torch",
+)  # fmt: skip
 SECTIONS = ("coder", "codec", "stage", "peer", "file", "first", "command")
 #: Profiles whose stages are timed one by one.
 STAGES = ("2.26 classes", "2.26-t classes", "2.26", "paper-2.26")
@@ -114,7 +79,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.quick:
         timing.PACE.most_repeats, timing.PACE.part = 5, 0.2
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = usable_threads()
     began = time.perf_counter()
     print(f"kernels compiled in {compile_kernels(threads):.1f} s", flush=True)
     rows = []
@@ -125,22 +90,17 @@ def main() -> None:
         name = f"{row.section}: {row.name}"
         print(f"{name:<76} {row.threads:>2} {row.rate:>9.4g} {row.unit:<11} {spread:>15} {bits:>6}", flush=True)
         if arguments.json:
-            write(arguments.json, rows, threads)
+            write(arguments.json, rows)
     print(f"{time.perf_counter() - began:.0f} s in all")
 
 
-def write(path: Path, rows: list[Row], threads: int) -> None:
+def write(path: Path, rows: list[Row]) -> None:
     """The result so far; written after every row, so that an interrupted run is not lost."""
     result = {
         "what": "CPU speed, medians of runs in one process; low and high are the slowest and fastest run",
         "command": "python benchmarks/cpu " + " ".join(sys.argv[1:]),
-        "machine": {
-            "processor": processor(),
-            "cores": threads,
-            "simd": simd(),
-            "system": f"{platform.system()} {platform.release()}",
-        },
-        "versions": versions(),
+        "machine": description(),
+        "versions": versions(PACKAGES),
         "rows": [row.as_json() for row in with_ratios(rows)],
     }
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

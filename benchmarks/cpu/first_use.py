@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from timing import Row
+from dquantcodec.bench.timing import Row
 
 CORES = 2
 

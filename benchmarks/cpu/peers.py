@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import numpy as np
-from timing import Row, row
+
+from dquantcodec.bench.timing import Row, row
 
 SECTION = "codec"
 TOKENS, HEADS, DIM = 512, 8, 128

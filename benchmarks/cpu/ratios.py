@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from timing import Row
+from dquantcodec.bench.timing import Row
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:

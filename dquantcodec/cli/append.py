@@ -13,6 +13,7 @@ from ..errors import DQuantError, InputError
 from .compress import add_nonfinite, copy_tokens, tell_replaced
 from .console import Console, count, size
 from .decompress import present_layers
+from .info import collect_file
 from .options import (
     CommandParser,
     add_source_options,
@@ -92,6 +93,9 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
         replaced = copy_tokens(source, _Places(writer, reader), args.nonfinite, advance, skipped)
     seconds = perf_counter() - began
     tell_replaced(replaced, args.nonfinite, console)
+    if console.json:
+        facts = {"input": args.source, "added_tokens": added, "replaced": replaced}
+        console.answer({**facts, "info": collect_file(args.file), "seconds": seconds})
     held = ", ".join(str(tokens + source.tokens - first) for tokens, first in zip(before, skipped))
     speed = count(added * source.token_bytes / seconds)
     console.say(

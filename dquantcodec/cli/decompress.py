@@ -13,6 +13,7 @@ from ..errors import InputError, TruncatedError
 from .console import Console, count, size
 from .options import (
     CommandParser,
+    add_accept_torn,
     add_threads,
     check_output,
     common_options,
@@ -52,15 +53,13 @@ def add_parser(commands: Any) -> None:
         epilog=EPILOG,
     )
     parser.add_argument("file", metavar="IN", help="the .dqkv file")
-    parser.add_argument("output", metavar="OUT", help="the .safetensors file to write")
+    parser.add_argument("output", metavar="OUT", help="the .safetensors file to write (replaced if it exists)")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="element type (the original's)")
     parser.add_argument("--layers", type=layer_numbers, metavar="LIST", help="only these layers, as in 0-9,14")
     parser.add_argument(
         "--tokens", type=token_range, metavar="A:B", help="only tokens A to B-1; ends may be left out or negative"
     )
-    parser.add_argument(
-        "--accept-torn", action="store_true", help="take the tokens that are whole in a file that lost its end"
-    )
+    add_accept_torn(parser)
     add_threads(parser)
     parser.set_defaults(run=run)
 
@@ -106,6 +105,18 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 _decode(reader, item, ranges, writer, advance)
     seconds = perf_counter() - began
     values = sum(item.output.values for item in items)
+    console.answer(
+        {
+            "input": args.file,
+            "output": args.output,
+            "bytes": Path(args.output).stat().st_size,
+            "values": values,
+            "tensors": [
+                {"name": item.output.name, "dtype": item.output.dtype, "shape": item.output.shape} for item in items
+            ],
+            "seconds": seconds,
+        }
+    )
     console.say(
         f"{args.output}: {size(Path(args.output).stat().st_size)}, {len(items)} tensors as "
         f"{items[0].output.name} {items[0].output.dtype} {list(items[0].output.shape)}; "
