@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..urls import check_writable, is_url, shown
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -144,6 +145,11 @@ def positive(text: str) -> int:
 
 def check_output(output: str, file: str) -> None:
     """Refuse, before any work, an output that cannot or must not be written."""
+    if is_url(output):
+        check_writable(output)
+        if output == file:
+            raise InputError("input and output are the same object", code="output-is-input", path=shown(output))
+        return
     path = Path(output)
     if path.is_dir():
         raise InputError("is a folder; give the name of a file", code="is-folder", path=output)
@@ -161,5 +167,5 @@ def naming(path: str) -> Iterator[None]:
     except Exception as error:
         where = getattr(error, "where", None)
         if isinstance(where, dict):
-            where.setdefault("path", path)
+            where.setdefault("path", shown(path))
         raise

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..errors import DQuantError
+from ..urls import shown
 from .console import Console, locate, paint, size
+from .many import add_batch_options, batched, run_batch
 from .options import CommandParser, check_output, common_options, naming
 from .progress import path_of, prepare_kernels, progress
 from .repack import copy
@@ -22,6 +23,7 @@ sequence up to its first token that is lost.
 
   dqkv verify cache.dqkv
   dqkv verify damaged.dqkv --salvage rescued.dqkv
+  dqkv verify coded/ --jobs 4
 """
 
 
@@ -33,12 +35,20 @@ def add_parser(commands: Any) -> None:
         description="Check every byte of a .dqkv file that can be checked, and decode every container.",
         epilog=EPILOG,
     )
-    parser.add_argument("file", metavar="FILE", help="the .dqkv file")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="the .dqkv file; with --jobs several, or a folder")
     parser.add_argument("--salvage", metavar="OUT", help="also write what can be read to a new file")
-    parser.set_defaults(run=run)
+    add_batch_options(parser, redo=False)
+    parser.set_defaults(run=lambda args, console: run(parser, args, console))
 
 
-def run(args: argparse.Namespace, console: Console) -> int:
+def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> int:
+    args.file = args.files[0]
+    if batched(args):
+        from ..batch import Verify
+
+        if args.salvage is not None:
+            parser.error("--salvage takes one file")
+        return run_batch(parser, Verify(), args, console)
     if args.salvage is not None:
         check_output(args.salvage, args.file)
     status = check(args, console)
@@ -63,10 +73,11 @@ def check(args: argparse.Namespace, console: Console) -> int:
     from ..warm import DECODE
 
     findings = 0
-    total = Path(args.file).stat().st_size
+    total = 0
     try:
         with open_file(args.file) as reader:
             prepare_kernels(console, DECODE, path_of(reader))
+            total = reader.data.size
             with progress(console, "verifying", total) as advance:
                 for finding in reader.verify(advance):
                     findings += 1
@@ -78,10 +89,10 @@ def check(args: argparse.Namespace, console: Console) -> int:
     if findings:
         console.say(paint(f"{findings} finding{'s' if findings > 1 else ''}", "red", sys.stdout))
         return 1
-    console.say(f"{args.file}: {paint('sound', 'green', sys.stdout)} ({size(total)} checked)")
+    console.say(f"{shown(args.file)}: {paint('sound', 'green', sys.stdout)} ({size(total)} checked)")
     return 0
 
 
 def _line(where: Mapping[str, object], message: str, code: str, file: str) -> str:
-    parts = locate(where, " ".join(message.split()), file)
+    parts = locate(where, " ".join(message.split()), shown(file))
     return ": ".join(part for part in parts if part) + f" [{code}]"

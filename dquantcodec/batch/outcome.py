@@ -1,0 +1,85 @@
+"""One file of a batch from beginning to end: passed over, done, tried again, or failed with a reason."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..cli.codes import code_of
+from ..errors import DeviceError, DQuantError
+from ..urls import shown, without_secrets
+from .items import Item
+from .work import Work
+
+#: Seconds before the second attempt; twice as many before each further one, up to the most.
+PAUSE = 0.5
+MOST_PAUSE = 30.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an item; plain values, so that it travels.
+
+    input, output
+        As in the item, without secrets.
+    state
+        ``"done"``, ``"skipped"`` (it was there already) or ``"failed"``.
+    attempts
+        How often it was tried.
+    code, message
+        Reason code and words of the last failure; empty without.
+    seconds
+        All attempts together.
+    """
+
+    input: str
+    output: str
+    state: str
+    attempts: int = 0
+    code: str = ""
+    message: str = ""
+    seconds: float = 0.0
+
+    def row(self) -> dict[str, Any]:
+        """As a mapping of plain values."""
+        return asdict(self)
+
+
+def run_item(work: Work, item: Item, *, retries: int = 1, redo: bool = False) -> Outcome:
+    """Do ``work`` to ``item`` and say what came of it; never raises an Exception.
+
+    A failure that may pass (of storage, network, memory or disk) is tried ``retries`` more times, with a pause; one of
+    the data or the arguments (:class:`DQuantError`) would be the same again and is not.  A finished output is not made
+    again unless ``redo``.
+    """
+    began = time.perf_counter()
+    state, attempts, code, message = "failed", 0, "", ""
+    while True:
+        try:
+            if not redo and work.finished(item):
+                state = "skipped"
+            else:
+                attempts += 1
+                work.run(item)
+                state = "done"
+            code = message = ""
+            break
+        except Exception as error:
+            attempts = max(attempts, 1)
+            code, message = code_of(error), words(error)
+            if isinstance(error, (DQuantError, DeviceError)) or attempts > retries:
+                break
+        time.sleep(min(PAUSE * 2 ** (attempts - 1), MOST_PAUSE))
+    seconds = time.perf_counter() - began
+    return Outcome(shown(item.input), shown(item.output), state, attempts, code, message, seconds)
+
+
+def words(error: Exception) -> str:
+    """What the error says, in one line and without secrets."""
+    if isinstance(error, (DQuantError, DeviceError)):
+        return shown(" ".join(str(error).split()))
+    if isinstance(error, OSError):
+        name = f"{error.filename}: " if error.filename is not None else ""
+        return shown(name + (error.strerror or str(error)))
+    return without_secrets(error)
