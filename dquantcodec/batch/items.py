@@ -41,7 +41,7 @@ def plan_items(inputs: Sequence[str], out: str, suffixes: Sequence[str], made: s
     become one output, ``not-folder`` where ``out`` is a file; and FileNotFoundError.
     """
     out = plain(out)
-    if out and exists(out):
+    if out and not is_url(out) and exists(out):
         raise InputError("is a file; several outputs need a folder", code="not-folder", path=shown(out))
     items: list[Item] = []
     taken: dict[str, str] = {}

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..cli.codes import code_of
+from ..cli.console import locate
 from ..errors import DeviceError, DQuantError
 from ..urls import shown, without_secrets
 from .items import Item
@@ -67,7 +68,7 @@ def run_item(work: Work, item: Item, *, retries: int = 1, redo: bool = False) ->
             break
         except Exception as error:
             attempts = max(attempts, 1)
-            code, message = code_of(error), words(error)
+            code, message = code_of(error), words(error, shown(item.input))
             if isinstance(error, (DQuantError, DeviceError)) or attempts > retries:
                 break
         time.sleep(min(PAUSE * 2 ** (attempts - 1), MOST_PAUSE))
@@ -75,11 +76,11 @@ def run_item(work: Work, item: Item, *, retries: int = 1, redo: bool = False) ->
     return Outcome(shown(item.input), shown(item.output), state, attempts, code, message, seconds)
 
 
-def words(error: Exception) -> str:
-    """What the error says, in one line and without secrets."""
+def words(error: Exception, file: str) -> str:
+    """File (``file`` unless the error knows better), place and message in one line, without secrets."""
     if isinstance(error, (DQuantError, DeviceError)):
-        return shown(" ".join(str(error).split()))
+        parts = locate(error.where, " ".join(str(error).split()), file)
+        return shown(": ".join(part for part in parts if part))
     if isinstance(error, OSError):
-        name = f"{error.filename}: " if error.filename is not None else ""
-        return shown(name + (error.strerror or str(error)))
-    return without_secrets(error)
+        return shown(f"{file if error.filename is None else error.filename}: {error.strerror or error}")
+    return f"{file}: {without_secrets(error)}"

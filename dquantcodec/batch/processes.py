@@ -106,8 +106,9 @@ class _Lane:
                 status = self._end(process)
                 if self._stopped:
                     return None
-        message = f"its process died with status {status}, of too little memory perhaps; give fewer --jobs"
-        return Outcome(shown(item.input), shown(item.output), "failed", self._retries + 1, "worker-died", message)
+        name = shown(item.input)
+        message = f"{name}: its process died with status {status}, of too little memory perhaps; give fewer --jobs"
+        return Outcome(name, shown(item.output), "failed", self._retries + 1, "worker-died", message)
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:

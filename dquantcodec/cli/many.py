@@ -87,11 +87,10 @@ def _compile(work: Work, console: Console) -> None:
 
 
 def _table(failed: Sequence[Outcome]) -> str:
-    """A line for each file that failed: attempts, reason code, and words, which begin with the file as a rule."""
+    """A line for each file that failed: attempts, reason code, and words, which begin with the file."""
     rows = [("attempts", "reason", "what went wrong")]
     for outcome in failed:
-        words = outcome.message if outcome.input in outcome.message else f"{outcome.input}: {outcome.message}"
-        rows.append((str(outcome.attempts), outcome.code, words))
+        rows.append((str(outcome.attempts), outcome.code, outcome.message))
     width = max(len(code) for _, code, _ in rows)
     lines = [f"{attempts:>8}  {code:<{width}}  {words}" for attempts, code, words in rows]
     return "\n".join([paint(lines[0], "bold", sys.stdout), *lines[1:]])
