@@ -17,9 +17,8 @@ from safetensors.numpy import load_file, save_file
 
 import dquantcodec as dq
 from dquantcodec import batch
-from dquantcodec.batch import Compress, Decompress, Item, Outcome, Verify, plan_items, run_all, run_item
+from dquantcodec.batch import Compress, Decompress, Item, Outcome, Settings, Verify, plan_items, run_all, run_item
 from dquantcodec.batch import outcome as outcomes
-from dquantcodec.cli.compress import Settings
 from dquantcodec.cli.main import main
 from dquantcodec.errors import InputError
 
@@ -65,6 +64,12 @@ class Fails(Told):
     """Work that raises what it is given, one after the other."""
 
     errors: list[Exception] = field(default_factory=list)
+    unknown: bool = False
+
+    def finished(self, _item: Item) -> bool:
+        if self.unknown:
+            raise ConnectionError("no answer")
+        return False
 
     def run(self, _item: Item) -> None:
         if self.errors:
@@ -96,6 +101,13 @@ def test_failures_that_may_pass_are_tried_again(
     assert (found.state, found.attempts, found.code) == expected
     assert len(pauses) == found.attempts - 1
     assert "secret" not in f"{found}"
+
+
+def test_storage_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes.time, "sleep", lambda _: None)
+    found = run_item(Fails(unknown=True), Item("a", "b"), retries=2)
+    assert (found.state, found.attempts, found.code) == ("failed", 3, "io")
+    assert run_item(Fails(unknown=True), Item("a", "b"), redo=True).state == "done"
 
 
 def test_finished_outputs_are_not_made_again(tmp_path: Path) -> None:

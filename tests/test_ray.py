@@ -10,8 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import dquantcodec
-from dquantcodec.batch import Compress
-from dquantcodec.cli.compress import Settings
+from dquantcodec.batch import Compress, Settings
 from dquantcodec.integrations.ray import compress_files, decompress_files, on_batch
 
 ray = pytest.importorskip("ray")

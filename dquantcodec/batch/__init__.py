@@ -8,9 +8,23 @@
 ('s3://bucket/a.safetensors',)
 """
 
+from ..cli.compress import Settings
+from ..cli.decompress import Decoding
 from .items import Item, plan_items
 from .outcome import Outcome, run_item
 from .processes import run_all
 from .work import Compress, Decompress, Verify, Work
 
-__all__ = ["Compress", "Decompress", "Item", "Outcome", "Verify", "Work", "plan_items", "run_all", "run_item"]
+__all__ = [
+    "Compress",
+    "Decoding",
+    "Decompress",
+    "Item",
+    "Outcome",
+    "Settings",
+    "Verify",
+    "Work",
+    "plan_items",
+    "run_all",
+    "run_item",
+]

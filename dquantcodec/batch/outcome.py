@@ -55,25 +55,23 @@ def run_item(work: Work, item: Item, *, retries: int = 1, redo: bool = False) ->
     again unless ``redo``.
     """
     began = time.perf_counter()
-    state, attempts, code, message = "failed", 0, "", ""
+    name = shown(item.input)
+
+    def outcome(state: str, attempts: int, code: str = "", message: str = "") -> Outcome:
+        return Outcome(name, shown(item.output), state, attempts, code, message, time.perf_counter() - began)
+
+    attempt = 1
     while True:
         try:
             if not redo and work.finished(item):
-                state = "skipped"
-            else:
-                attempts += 1
-                work.run(item)
-                state = "done"
-            code = message = ""
-            break
+                return outcome("skipped", attempt - 1)
+            work.run(item)
+            return outcome("done", attempt)
         except Exception as error:
-            attempts = max(attempts, 1)
-            code, message = code_of(error), words(error, shown(item.input))
-            if isinstance(error, (DQuantError, DeviceError)) or attempts > retries:
-                break
-        time.sleep(min(PAUSE * 2 ** (attempts - 1), MOST_PAUSE))
-    seconds = time.perf_counter() - began
-    return Outcome(shown(item.input), shown(item.output), state, attempts, code, message, seconds)
+            if isinstance(error, (DQuantError, DeviceError)) or attempt > retries:
+                return outcome("failed", attempt, code_of(error), words(error, name))
+        time.sleep(min(PAUSE * 2 ** (attempt - 1), MOST_PAUSE))
+        attempt += 1
 
 
 def words(error: Exception, file: str) -> str:

@@ -6,15 +6,17 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from ..errors import DQuantError
 from .console import Console, paint
 from .options import CommandParser, not_negative, positive, threads
-from .progress import prepare_kernels, progress
+from .progress import path_of, prepare_kernels, progress
 
 if TYPE_CHECKING:
-    from ..batch import Outcome, Work
+    from ..batch import Item, Outcome, Work
 
 _PAST = {"compress": "compressed", "decompress": "decompressed", "verify": "sound"}
 
@@ -50,7 +52,7 @@ def run_batch(parser: CommandParser, work: Work, args: argparse.Namespace, conso
         work = replace(work, settings=replace(work.settings, threads=share))
     elif isinstance(work, Decompress):
         work = replace(work, decoding=replace(work.decoding, threads=share))
-    _compile(work, console)
+    _compile(work, items, console)
     with progress(console, work.name, len(items), " files") as advance:
         outcomes = run_all(
             work,
@@ -76,14 +78,20 @@ def run_batch(parser: CommandParser, work: Work, args: argparse.Namespace, conso
     return 1 if failed else 0
 
 
-def _compile(work: Work, console: Console) -> None:
-    """Kernels of a compression, once, before all processes would compile them at the same time."""
+def _compile(work: Work, items: Sequence[Item], console: Console) -> None:
+    """Kernels that the processes will need, once, before all would compile them at the same time."""
     from ..batch import Compress
+    from ..file import open as open_file
     from ..profile import Profile
-    from ..warm import ENCODE, path_of
+    from ..warm import DECODE, ENCODE
+    from ..warm import path_of as path_of_profile
 
     if isinstance(work, Compress):
-        prepare_kernels(console, ENCODE, path_of(Profile.named(work.settings.profile)))
+        prepare_kernels(console, ENCODE, path_of_profile(Profile.named(work.settings.profile)))
+        return
+    # What is wrong with the file is told when its turn comes.
+    with suppress(DQuantError, OSError), open_file(items[0].input) as reader:
+        prepare_kernels(console, DECODE, path_of(reader))
 
 
 def _table(failed: Sequence[Outcome]) -> str:

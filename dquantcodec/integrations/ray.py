@@ -13,9 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..batch import Compress, Decompress, Item, Work, plan_items, run_item
-from ..cli.compress import Settings
-from ..cli.decompress import Decoding
+from ..batch import Compress, Decoding, Decompress, Item, Settings, Work, plan_items, run_item
 
 
 def compress_files(
@@ -32,7 +30,7 @@ def compress_files(
     """A ``ray.data.Dataset`` with a row per file that ``paths`` name, compressed into the folder ``out``.
 
     ``paths`` are what :func:`dquantcodec.batch.plan_items` takes, rows are those of
-    :class:`dquantcodec.batch.Outcome`.  ``settings`` are fields of :class:`dquantcodec.cli.compress.Settings`
+    :class:`dquantcodec.batch.Outcome`.  ``settings`` are fields of :class:`dquantcodec.batch.Settings`
     (``profile``, ``recent``, ``sinks``, ``model``, ...), ``reading`` arguments of
     :func:`dquantcodec.tensors.open_source`.  A file takes ``num_cpus`` cores, and ``concurrency`` bounds how many are
     worked on at once.  Raises what ``plan_items`` raises.
@@ -53,7 +51,7 @@ def decompress_files(
 ) -> Any:
     """As :func:`compress_files`, ``.dqkv`` files back into safetensors.
 
-    ``decoding`` are fields of :class:`dquantcodec.cli.decompress.Decoding`: ``dtype``, ``layers``, ``tokens``, ...
+    ``decoding`` are fields of :class:`dquantcodec.batch.Decoding`: ``dtype``, ``layers``, ``tokens``, ...
     """
     work = Decompress(Decoding(**{"threads": num_cpus, **decoding}))
     return run_files(work, paths, out, retries=retries, redo=redo, num_cpus=num_cpus, concurrency=concurrency)
