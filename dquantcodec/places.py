@@ -53,6 +53,17 @@ def stamp(name: str) -> list[Any]:
         status = Path(name).stat()
         return [Path(name).name, status.st_size, status.st_mtime_ns]
     info = RemoteBytes(name).info
-    known = ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified", "created")
+    known = (
+        "ETag",
+        "etag",
+        "md5Hash",
+        "Content-MD5",
+        "content_md5",
+        "mtime",
+        "LastModified",
+        "last_modified",
+        "Last-Modified",
+        "created",
+    )
     version = next((info[word] for word in known if info.get(word) is not None), None)
     return [base_name(name), int(info["size"]), None if version is None else str(version)]

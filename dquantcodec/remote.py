@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InputError
 from .urls import filesystem, shown, storage
 
 #: Small reads fetch whole blocks, which stay for the next.
@@ -103,13 +102,3 @@ class RemoteBytes:
         for at in range(0, data.size, BLOCK_BYTES):
             self._blocks[begin + at // BLOCK_BYTES] = data[at : at + BLOCK_BYTES].copy()
         self._next = end
-
-
-def refuse_appending(url: str) -> InputError:
-    """Why a URL cannot be appended to."""
-    return InputError(
-        f"{shown(url)}: objects in storage cannot grow; append to a file of this machine and upload it, or write a new "
-        "object with create or repack",
-        code="url-append",
-        path=shown(url),
-    )

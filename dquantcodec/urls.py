@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
 
 from .errors import DQuantError, InputError
 
@@ -51,6 +50,8 @@ def plain(name: str | os.PathLike[str]) -> str:
     text = os.fspath(name)
     found = _URL.match(text)
     if found and found[1].lower() in _LOCAL:
+        from urllib.request import url2pathname  # brings much along
+
         return url2pathname(urlsplit(text).path)
     return text
 
@@ -113,6 +114,16 @@ def filesystem(url: str) -> tuple[Any, str]:
             f"{shown(url)}: no storage is known by {kind}://", code="url-scheme", path=shown(url)
         ) from None
     return found
+
+
+def refuse_appending(url: str) -> InputError:
+    """Why a URL cannot be appended to."""
+    return InputError(
+        f"{shown(url)}: objects in storage cannot grow; append to a file of this machine and upload it, or write a new "
+        "object with create or repack",
+        code="url-append",
+        path=shown(url),
+    )
 
 
 def appears_whole(url: str) -> bool:

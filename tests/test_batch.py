@@ -21,6 +21,7 @@ from dquantcodec.batch import Compress, Decompress, Item, Outcome, Settings, Ver
 from dquantcodec.batch import outcome as outcomes
 from dquantcodec.cli.main import main
 from dquantcodec.errors import InputError
+from dquantcodec.integrations.ray import on_batch, on_row
 
 #: Exact layers alone: these tests are not about coding, and processes start sooner without it.
 WORK = Compress(Settings(exact_layers=frozenset({0})))
@@ -175,6 +176,15 @@ def in_turn(work: batch.Work, items: list[Item], *, progress: Any, retries: int,
     for outcome in found:
         progress(outcome)
     return found
+
+
+def test_steps_of_data_sets_are_the_same_work(tmp_path: Path) -> None:
+    """Without a cluster; ``test_ray.py`` has one."""
+    row = {"input": save(tmp_path / "a.safetensors"), "output": str(tmp_path / "a.dqkv")}
+    assert on_row(WORK)(row)["state"] == "done"
+    columns = on_batch(WORK)({"input": np.array([row["input"], "none"]), "output": np.array([row["output"], "x"])})
+    assert columns["state"].tolist() == ["skipped", "failed"]
+    assert columns["code"].tolist() == ["", "not-found"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")

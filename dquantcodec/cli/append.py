@@ -10,8 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DQuantError, InputError
-from ..remote import refuse_appending
-from ..urls import is_url
+from ..urls import is_url, refuse_appending
 from .compress import add_nonfinite, copy_tokens, tell_replaced
 from .console import Console, count, size
 from .decompress import present_layers

@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, TruncatedError
-from ..staged import written
 from ..urls import base_name, shown
 from .console import Console, count, size
 from .many import add_batch_options, batched, run_batch
@@ -110,6 +109,7 @@ def decoding(args: argparse.Namespace) -> Decoding:
 def decode_file(file: str, output: str, how: Decoding, console: Console, note: Mapping[str, str] | None = None) -> None:
     """Write what the ``.dqkv`` file (a path or URL) holds to ``output``; ``note`` goes into its metadata."""
     from ..file import open as open_file
+    from ..staged import written
     from ..tensors import SafetensorsWriter
     from ..warm import DECODE
 

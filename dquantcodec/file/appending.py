@@ -11,8 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..errors import InputError, LimitError
-from ..remote import refuse_appending
-from ..urls import is_url, plain
+from ..urls import is_url, plain, refuse_appending
 from .compose import RECORD_TARGET
 from .disk import DiskFile
 from .layer import KINDS
