@@ -8,6 +8,12 @@ from typing import Any
 from .remote import RemoteBytes
 from .urls import base_name, filesystem, is_url, scheme, storage
 
+#: What storage calls the version of an object, best first.
+_VERSIONS = (
+    "ETag", "etag", "md5Hash", "Content-MD5", "content_md5", "mtime", "LastModified", "last_modified", "Last-Modified",
+    "created",
+)  # fmt: skip
+
 
 def exists(name: str) -> bool:
     """Whether there is a file or object of that name."""
@@ -53,17 +59,5 @@ def stamp(name: str) -> list[Any]:
         status = Path(name).stat()
         return [Path(name).name, status.st_size, status.st_mtime_ns]
     info = RemoteBytes(name).info
-    known = (
-        "ETag",
-        "etag",
-        "md5Hash",
-        "Content-MD5",
-        "content_md5",
-        "mtime",
-        "LastModified",
-        "last_modified",
-        "Last-Modified",
-        "created",
-    )
-    version = next((info[word] for word in known if info.get(word) is not None), None)
+    version = next((info[word] for word in _VERSIONS if info.get(word) is not None), None)
     return [base_name(name), int(info["size"]), None if version is None else str(version)]
