@@ -22,6 +22,7 @@ from dquantcodec.cli.main import main
 from dquantcodec.file import repack
 from dquantcodec.remote import RemoteBytes
 from dquantcodec.staged import upload
+from dquantcodec.tensors import open_source
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -236,6 +237,11 @@ def test_layers_of_an_input_are_fetched_alone_and_once(
     assert layer <= total() < layer + 10_000
     with dq.open(out) as cache:
         assert np.array_equal(cache.layers[0].key[:], whole["layers.1.key"][0].transpose(1, 0, 2))
+    source = open_source("memory://in")
+    total()
+    for first in (0, 100):
+        source.read(3, "value", 0, first, first + 100)
+    assert total() == whole["layers.3.value"].nbytes
 
 
 def test_paths_do_not_load_fsspec(tmp_path: Path) -> None:
