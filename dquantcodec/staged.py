@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 
 from .remote import RemoteBytes
-from .urls import appears_whole, base_name, check_writable, filesystem, is_url, shown, storage
+from .urls import appears_whole, base_name, check_writable, filesystem, is_url, plain, shown, storage
 
 #: Requests side by side, and their size, where much is fetched.
 FETCHES = 4
@@ -63,7 +63,7 @@ def written(name: str) -> Iterator[str]:
     After an exception there is no new object at the URL.
     """
     if not is_url(name):
-        yield name
+        yield plain(name)
         return
     check_writable(name)
     folder = tempfile.mkdtemp(prefix="dqkv-")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from argparse import Namespace
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..cli.codes import code_of
-from ..cli.console import locate
+from ..cli.failure import Failure
 from ..errors import DeviceError, DQuantError
-from ..urls import shown, without_secrets
+from ..urls import shown
 from .items import Item
 from .work import Work
 
@@ -69,16 +69,13 @@ def run_item(work: Work, item: Item, *, retries: int = 1, redo: bool = False) ->
             return outcome("done", attempt)
         except Exception as error:
             if isinstance(error, (DQuantError, DeviceError)) or attempt > retries:
-                return outcome("failed", attempt, code_of(error), words(error, name))
+                return outcome("failed", attempt, *_failed(error, name))
         time.sleep(min(PAUSE * 2 ** (attempt - 1), MOST_PAUSE))
         attempt += 1
 
 
-def words(error: Exception, file: str) -> str:
-    """File (``file`` unless the error knows better), place and message in one line, without secrets."""
-    if isinstance(error, (DQuantError, DeviceError)):
-        parts = locate(error.where, " ".join(str(error).split()), file)
-        return shown(": ".join(part for part in parts if part))
-    if isinstance(error, OSError):
-        return shown(f"{file if error.filename is None else error.filename}: {error.strerror or error}")
-    return f"{file}: {without_secrets(error)}"
+def _failed(error: Exception, file: str) -> tuple[str, str]:
+    """Reason code and words of ``error`` (file, place, message) in one line, without secrets."""
+    failure = Failure.of(error, Namespace(file=file))
+    parts = (failure.path or file, failure.place, " ".join(failure.message.split()))
+    return failure.code, shown(": ".join(part for part in parts if part))

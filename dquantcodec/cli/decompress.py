@@ -82,11 +82,11 @@ class Item:
 
 
 def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> int:
+    args.file = args.files[0]
     if batched(args):
         from ..batch import Decompress
 
         return run_batch(parser, Decompress(decoding(args)), args, console)
-    args.file = args.files[0]
     decode_file(args.file, args.output, decoding(args), console)
     return 0
 

@@ -17,13 +17,23 @@ from types import FrameType
 from typing import NoReturn
 
 from ..errors import DeviceError, DQuantError
-from ..urls import plain, shown
 from . import append, compare, compress, convert, decompress, demo, doctor, info, plan, repack, reshard, verify
-from .codes import code_of
 from .console import Console, locate, paint
 from .options import CommandParser, common_options
 
 COMMANDS = (demo, compress, append, decompress, info, verify, compare, repack, reshard, convert, plan, doctor)
+
+_SYSTEM_CODES = {
+    errno.ENOENT: "not-found",
+    errno.EACCES: "no-permission",
+    errno.EPERM: "no-permission",
+    errno.EROFS: "no-permission",
+    errno.EISDIR: "is-folder",
+    errno.ENOTDIR: "not-folder",
+    errno.ENOSPC: "disk-full",
+    errno.EDQUOT: "disk-full",
+    errno.EFBIG: "disk-full",
+}
 
 
 class _Terminated(KeyboardInterrupt):
@@ -57,12 +67,6 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``dqkv`` with ``argv`` (default: the process's arguments); returns the exit status."""
     args = build_parser().parse_args(argv)
-    for name in ("file", "output"):
-        if isinstance(getattr(args, name, None), str):
-            setattr(args, name, plain(getattr(args, name)))
-    if hasattr(args, "files"):
-        args.files = [plain(name) for name in args.files]
-        args.file = args.files[0]
     try:
         with _termination_unwinds():
             status: int = args.run(args, Console(args.quiet))
@@ -109,17 +113,16 @@ def _complain(text: str) -> None:
 def _describe(error: Exception, args: argparse.Namespace) -> str:
     """``error: FILE: place: message [code]``, and the list that a message may end with on lines of its own."""
     if isinstance(error, OSError):
-        return _line(_system_path(error, args), "", error.strerror or str(error), code_of(error))
+        code = _SYSTEM_CODES.get(error.errno or 0, "io")
+        return _line(_system_path(error, args), "", error.strerror or str(error), code)
     if isinstance(error, MemoryError):
-        return _line("", "", "out of memory", code_of(error))
+        return _line("", "", "out of memory", "no-memory")
     if isinstance(error, (DQuantError, DeviceError)):
-        return _line(*locate(error.where, str(error), shown(args.file)), error.code)
+        return _line(*locate(error.where, str(error), args.file), error.code)
     if isinstance(error, ModuleNotFoundError):
-        return _line("", "", f"the package {error.name} is not installed", code_of(error))
+        return _line("", "", f"the package {error.name} is not installed", "not-installed")
     kind = type(error).__name__
-    return _line(
-        "", "", f"internal error, please report it with the output of --debug: {kind}: {error}", code_of(error)
-    )
+    return _line("", "", f"internal error, please report it with the output of --debug: {kind}: {error}", "internal")
 
 
 def _line(path: str, place: str, message: str, code: str) -> str:
@@ -135,4 +138,4 @@ def _system_path(error: OSError, args: argparse.Namespace) -> str:
     if error.filename is not None:
         return os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else str(error.filename)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return shown(str(getattr(args, "output", None) or args.file if full else args.file))
+    return str(getattr(args, "output", None) or args.file if full else args.file)

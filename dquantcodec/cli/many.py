@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -64,9 +63,6 @@ def run_batch(parser: CommandParser, work: Work, args: argparse.Namespace, conso
             progress=lambda _outcome: advance(1),
         )
     failed = [outcome for outcome in outcomes if outcome.state == "failed"]
-    if getattr(args, "json", False):
-        console.result(json.dumps([outcome.row() for outcome in outcomes], indent=2))
-        return 1 if failed else 0
     if failed:
         console.result(_table(failed))
     counts = [

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..urls import check_writable, is_url, shown
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -145,12 +144,14 @@ def positive(text: str) -> int:
 
 def check_output(output: str, file: str) -> None:
     """Refuse, before any work, an output that cannot or must not be written."""
+    from ..urls import check_writable, is_url, plain, shown
+
     if is_url(output):
         check_writable(output)
         if output == file:
             raise InputError("input and output are the same object", code="output-is-input", path=shown(output))
         return
-    path = Path(output)
+    path = Path(plain(output))
     if path.is_dir():
         raise InputError("is a folder; give the name of a file", code="is-folder", path=output)
     if not path.parent.is_dir():
@@ -162,6 +163,8 @@ def check_output(output: str, file: str) -> None:
 @contextmanager
 def naming(path: str) -> Iterator[None]:
     """Errors about data raised inside say ``path`` unless they know better."""
+    from ..urls import shown
+
     try:
         yield
     except Exception as error:
