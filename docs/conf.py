@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import dquantcodec
+from dquantcodec.cli.answers import ANSWERS, ERROR, Shape, rows
 from dquantcodec.cli.main import build_parser
 
 HERE = Path(__file__).parent
@@ -31,13 +32,28 @@ suppress_warnings = ["myst.xref_missing"]
 
 
 def commands() -> str:
-    """Help of every sub-command, as the terminal shows it."""
+    """Help of every sub-command, as the terminal shows it, and what it prints for programs."""
     parser = build_parser()
     actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    parts = ["# Command line\n", "`dqkv COMMAND --help` says the same.\n", f"```text\n{parser.format_help()}```\n"]
+    parts = [
+        "# Command line\n",
+        "`dqkv COMMAND --help` says the same. With `--json` every command prints one document, whose keys stand below "
+        "its help; `layers[].layer` is a key of every object of a list. [Reading output by program](scripting.md) has "
+        "the rest.\n",
+        f"```text\n{parser.format_help()}```\n",
+        f"If a command fails:\n\n{keys(ERROR)}",
+    ]
     for name, command in actions[0].choices.items():
         parts.append(f"## dqkv {name}\n\n```text\n{command.format_help()}```\n")
+        if name in ANSWERS:
+            parts.append(f"With `--json`:\n\n{keys(ANSWERS[name])}")
     return "\n".join(parts)
+
+
+def keys(shape: Shape) -> str:
+    """A table of the keys of a document."""
+    lines = [f"| `{path}` | {kind} | {meaning} |" for path, kind, meaning in rows(shape)]
+    return "\n".join(["| key | type | meaning |", "|---|---|---|", *lines, ""])
 
 
 def setup(_app: object) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .remote import RemoteBytes
-from .urls import base_name, filesystem, is_url, scheme, storage
+from .urls import base_name, filesystem, is_url, plain, scheme, storage
 
 #: What storage calls the version of an object, best first.
 _VERSIONS = (
@@ -23,6 +23,11 @@ def exists(name: str) -> bool:
     with storage(name):
         fs.invalidate_cache(fs._parent(path))
         return bool(fs.isfile(path))
+
+
+def size_of(name: str) -> int:
+    """Bytes of a file or object.  Raises OSError."""
+    return RemoteBytes(name).size if is_url(name) else Path(plain(name)).stat().st_size
 
 
 def is_folder(name: str) -> bool:

@@ -75,7 +75,7 @@ def test_quiet_demo_prints_the_table_and_the_last_line(tmp_path: Path, capsys: p
 def test_quality_on_real_data(tmp_path: Path, capsys: pytest.CaptureFixture[str], profile: str) -> None:
     assert run("compress", SAMPLE, tmp_path / "x.dqkv", "--recent", 0, "--profile", profile) == 0
     report = compare(capsys, SAMPLE, tmp_path / "x.dqkv")
-    assert report["file"]["bits_per_value"] <= 2.75
+    assert report["totals"]["bits_per_value"] <= 2.75
     for row in report["layers"]:
         assert row["key_centred_nmse"] <= 0.065
         assert row["value_nmse"] <= 0.18
@@ -147,7 +147,7 @@ def test_stored_bytes_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     report = compare(capsys, SAMPLE, tmp_path / "x.dqkv")
     stored = sum(row["stored_bytes"] for row in report["layers"])
     # What is left is header, record headers, tables and padding to 4 KiB.
-    assert 0 < report["file"]["bytes"] - stored < 8 * 4096 + 8192
+    assert 0 < report["totals"]["bytes"] - stored < 8 * 4096 + 8192
 
 
 def test_a_subset_of_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

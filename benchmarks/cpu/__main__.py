@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import coders
@@ -21,42 +18,13 @@ import files
 import peers
 import stages
 import whole
-from timing import Row, pinned
 
+from dquantcodec.bench.machine import description, usable_threads, versions
+from dquantcodec.bench.timing import Row, pinned
 
-def processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def simd() -> str:
-    import llvmlite.binding as llvm
-
-    features = llvm.get_host_cpu_features()
-    return " ".join(name for name in ("avx2", "f16c", "bmi2", "avx512f", "neon") if features.get(name))
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in (
-        "dquantcodec",
-        "numpy",
-        "numba",
-        "zstandard",
-        "constriction",
-        "google-crc32c",
-        "turbo-attn",
-        "torch",
-    ):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+PACKAGES = (
+    "dquantcodec", "numpy", "numba", "zstandard", "constriction", "google-crc32c", "turbo-attn", "torch",
+)  # fmt: skip
 
 
 def sections(wanted: list[str], threads: int) -> Iterator[Row]:
@@ -85,7 +53,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="+", default=["coder", "codec", "stage", "peer", "file"])
     arguments = parser.parse_args()
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = usable_threads()
     rows = []
     for row in sections(arguments.only, threads):
         rows.append(row)
@@ -96,8 +64,8 @@ def main() -> None:
         result = {
             "what": "CPU speed, medians of runs in one process; low and high are the slowest and fastest run",
             "command": "python benchmarks/cpu " + " ".join(sys.argv[1:]),
-            "machine": {"processor": processor(), "cores": os.cpu_count(), "simd": simd(), "system": platform.system()},
-            "versions": versions(),
+            "machine": description(),
+            "versions": versions(PACKAGES),
             "rows": [row.as_json() for row in rows],
         }
         arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

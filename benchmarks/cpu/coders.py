@@ -7,74 +7,32 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import zstandard
-from timing import Row, row
 
-from dquantcodec import Profile, StreamProfile, drift, letters
-from dquantcodec.coders import CODERS
-from dquantcodec.encode import lay_grid
-from dquantcodec.plan import make_plan
+from dquantcodec.bench.coders import TOKENS, coder_works, key_symbols, prefix_plan, rans_plan, threaded_decode
+from dquantcodec.bench.timing import Row, row
+from dquantcodec.plan import Plan
 from dquantcodec.profile import TILE
 
-HEADS, HEAD_DIM = 8, 128
-TOKENS = 2048
 SECTION = "coder"
-#: Eight levels on the paper's grid for every coder, so that all get the same symbols.
-PREFIX_PLAN = make_plan(
-    Profile(StreamProfile(8, 330, precision=13), StreamProfile(6, 230), substreams=2), HEADS, HEAD_DIM
-)
-RANS_PLAN = make_plan(Profile.named("paper-2.26"), HEADS, HEAD_DIM)
+PLANS = {"prefix": prefix_plan, "rans (paper-2.26)": rans_plan}
 
 
-def key_symbols() -> np.ndarray:
-    """Key symbols uint8 ``[TOKENS, 1024]`` of normal values, drifted into the containers of the prefix coder."""
-    plan = PREFIX_PLAN
-    x = np.random.default_rng(1).standard_normal((TOKENS, plan.values), dtype=np.float32)
-    _, _, position = lay_grid(x, plan.key)
-    # A few bits to spare, so that no rANS stream overflows by its rounding and every coder gets the same symbols.
-    budgets = np.full((TOKENS, plan.key.substreams), (8 * plan.key.container // plan.key.substreams - 24) * 1024)
-    return drift.drift(position, plan.key, HEAD_DIM, budgets)[0]
-
-
-def ours(name: str, symbols: np.ndarray, plan: object) -> Iterator[Row]:
-    stream = plan.key
-    coder = CODERS[stream.coder]
-    packed = letters.pack(symbols, stream, HEAD_DIM).reshape(TOKENS, stream.substreams, -1)
-    words, used = coder.encode(packed, stream)
-    assert (used <= stream.words).all()
-    decoded, status = coder.decode(words, stream, HEAD_DIM, packed.shape[2])
-    assert not status.any() and (decoded == symbols).all()
-    bits = 8 * stream.container / plan.values
-    what = f"ours {name}, containers of {stream.container} B"
-
-    def encode() -> None:
-        coder.encode(letters.pack(symbols, stream, HEAD_DIM).reshape(packed.shape), stream)
-
-    yield row(
-        SECTION, f"{what}: decode", lambda: coder.decode_levels(words, stream, HEAD_DIM, packed.shape[2]),
-        symbols.size / 1e9, "G symbols/s", bits=bits, note="any token alone in its tile of 32",
-    )  # fmt: skip
-    yield row(
-        SECTION, f"{what}: encode", encode,
-        symbols.size / 1e9, "G symbols/s", bits=bits, note="symbols to words, without drift",
-    )  # fmt: skip
+def ours(name: str, symbols: np.ndarray, plan: Plan) -> Iterator[Row]:
+    what = f"ours {name}, containers of {plan.key.container} B"
+    bits = 8 * plan.key.container / plan.values
+    for work in coder_works(symbols, plan):
+        yield row(
+            SECTION, f"{what}: {work.name}", work.run, work.values / 1e9, "G symbols/s", bits=bits, note=work.note
+        )  # fmt: skip
 
 
 def thread_rows(threads: int) -> Iterator[Row]:
-    """Our coders on all cores: every thread takes a part of the tiles."""
+    """Our coders on all cores."""
     symbols = key_symbols()
-    for name, plan_ in (("prefix", PREFIX_PLAN), ("rans (paper-2.26)", RANS_PLAN)):
-        stream = plan_.key
-        coder = CODERS[stream.coder]
-        packed = letters.pack(symbols, stream, HEAD_DIM).reshape(TOKENS, stream.substreams, -1)
-        words, _ = coder.encode(packed, stream)
-        step = -(-len(words) // threads)
-        parts = [words[i : i + step] for i in range(0, len(words), step)]
-        with ThreadPoolExecutor(threads) as pool:
-
-            def decode(c=coder, s=stream, p=parts, n=packed.shape[2], pool=pool) -> None:
-                list(pool.map(lambda w: c.decode_levels(w, s, HEAD_DIM, n), p))
-
-            yield row(SECTION, f"ours {name}: decode", decode, symbols.size / 1e9, "G symbols/s", threads)
+    with ThreadPoolExecutor(threads) as pool:
+        for name, plan in PLANS.items():
+            work = threaded_decode(symbols, plan(), pool, threads)
+            yield row(SECTION, f"ours {name}: {work.name}", work.run, work.values / 1e9, "G symbols/s", threads)
 
 
 def constriction_rows(symbols: np.ndarray, levels: int) -> Iterator[Row]:
@@ -148,9 +106,9 @@ def zstd_rows(symbols: np.ndarray) -> Iterator[Row]:
 
 def rows() -> Iterator[Row]:
     symbols = key_symbols()
-    yield from ours("prefix", symbols, PREFIX_PLAN)
-    yield from ours("rans (paper-2.26)", symbols, RANS_PLAN)
-    yield from constriction_rows(symbols, PREFIX_PLAN.key.levels)
+    for name, plan in PLANS.items():
+        yield from ours(name, symbols, plan())
+    yield from constriction_rows(symbols, prefix_plan().key.levels)
     yield from zstd_rows(symbols)
     out = np.empty_like(symbols)
     yield row(SECTION, "memcpy, a byte a symbol", lambda: np.copyto(out, symbols), symbols.size / 1e9, "G symbols/s")

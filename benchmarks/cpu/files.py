@@ -9,21 +9,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
-from timing import Row, row
 
 import dquantcodec as dq
+from dquantcodec.bench.files import Coded, file_works, memory_folder
+from dquantcodec.bench.timing import Row, row
 from dquantcodec.file import compose
-from dquantcodec.file.structs import crc32c
 
 SECTION = "file"
 LAYERS, HEADS, DIM, TOKENS = 16, 8, 128, 2048
-#: Times the pages of all tokens are written and read, so that opening and closing weigh as in a long cache.
-RUNS = 8
 #: Tokens appended and flushed one by one.
 FLUSHES = 64
 
@@ -36,60 +33,24 @@ def rows(all_threads: int) -> Iterator[Row]:
         for _ in range(2)
     )
     total = 2 * LAYERS * keys[0].size
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
         path, source, back = (Path(folder) / name for name in ("cache.dqkv", "cache.safetensors", "back.safetensors"))
-        with dq.create(path, layers, recent=0) as out:
-            out.append(keys, values)
-        page = np.fromfile(path, np.uint8)
-        yield row(SECTION, "CRC32C of the file's bytes", lambda: crc32c(page), page.nbytes / 1e9, "GB/s")
-
-        with dq.open(path) as cache:
-            run = [[layer.pages().data] for layer in cache.layers]
-            planned = [replace(layer, profile=read.plan) for layer, read in zip(layers, cache.layers)]
-            window, coded = cache.header.window, cache.layers[0].coded_tokens
-        copy, long = path.with_suffix(".copy"), path.with_suffix(".long")
-
-        def write_long() -> None:
-            with dq.create(long, planned, recent=0, sinks=0) as out:
-                for number in range(RUNS):
-                    compose.write_pages(out._log, out._run, 0, number * coded, coded, run)
-
-        def write_plain() -> None:
-            with long.open("wb", buffering=0) as file:
-                for _ in range(RUNS):
-                    file.write(page)
-
-        def open_long() -> None:
-            dq.open(long).close()
-
-        def read_long() -> None:
-            with dq.open(long) as cache:
-                for layer in cache.layers:
-                    layer.page_runs()
-
-        yield row(
-            SECTION, "write pages, CRC and index", write_long, RUNS * page.nbytes / 1e9, "GB/s",
-            note=f"{RUNS * coded} tokens of {LAYERS} layers",
-        )  # fmt: skip
-        yield row(SECTION, "plain writes of as many bytes", write_plain, RUNS * page.nbytes / 1e9, "GB/s")
-        write_long()
-        yield row(
-            SECTION, "read all pages, CRC checked", read_long, RUNS * page.nbytes / 1e9, "GB/s",
-            note="copied out of the mapping",
-        )  # fmt: skip
-        yield row(SECTION, f"open a file of {LAYERS} fitted layers", open_long, 1, "files/s", note="plans included")
-        long.unlink()
+        coded = Coded.of(path, layers, keys, values)
+        for work in file_works(coded):
+            amount, unit = (work.nbytes / 1e9, "GB/s") if work.nbytes else (1, "files/s")
+            yield row(SECTION, work.name, work.run, amount, unit, note=work.note)
+        copy, window = path.with_suffix(".copy"), coded.window
+        whole = coded.tokens // window / -(-coded.tokens // window)  # the share of pages that are whole windows
 
         def write_by_window() -> None:
-            dq.create(copy, planned, recent=0, sinks=0).close()
+            dq.create(copy, coded.layers, recent=0, sinks=0).close()
             with dq.append(copy) as out:
-                for number in range(coded // window):
-                    one = [[parts[0][number : number + 1]] for parts in run]
+                for number in range(coded.tokens // window):
+                    one = [[parts[0][number : number + 1]] for parts in coded.pages]
                     compose.write_pages(out._log, out._run, 0, number * window, window, one)
 
         def flush_tokens() -> None:
-            dq.create(copy, planned, recent=TOKENS, sinks=0).close()
+            dq.create(copy, coded.layers, recent=TOKENS, sinks=0).close()
             with dq.append(copy) as out:
                 for token in range(FLUSHES):
                     out.append(*([array[token : token + 1] for array in arrays] for arrays in (keys, values)))
@@ -97,7 +58,7 @@ def rows(all_threads: int) -> Iterator[Row]:
 
         yield row(
             SECTION, "append pages, a record and a sync for each window", write_by_window,
-            coded // window / -(-coded // window) * page.nbytes / 1e9, "GB/s", note="in memory, where a sync is free",
+            whole * coded.content.nbytes / 1e9, "GB/s", note="in memory, where a sync is free",
         )  # fmt: skip
         yield row(
             SECTION, f"append and flush single tokens of {LAYERS} layers", flush_tokens, FLUSHES, "tokens/s",

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from timing import Row, row
+
+from dquantcodec.bench.timing import Row, row
 
 SECTION = "peer"
 TOKENS, HEADS, DIM = 512, 8, 128

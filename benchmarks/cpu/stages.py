@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from timing import Row, row
 
 from dquantcodec import Codec, attend, drift, fit_plan, group_prefix, means
 from dquantcodec.arrays import check_finite, store_float32, to_float32
+from dquantcodec.bench.timing import Row, row
 from dquantcodec.codec import decode_levels
 from dquantcodec.coders import CODERS
 from dquantcodec.encode import encode_pages, fit_grid, lay_grid

@@ -4,53 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-from timing import Row, row
-
-from dquantcodec import Codec, fit_plan
-from dquantcodec.arrays import BFLOAT16
+from dquantcodec import Codec
+from dquantcodec.bench.codec import codec_works, copy_work, plan_for
+from dquantcodec.bench.timing import Row, row
 
 SECTION = "codec"
 UNIT = "M values/s"
-GROUP = 4
-
-
-#: Standard deviations of channels are this many octaves apart at most, as in real keys.
-OCTAVES = 5
 
 
 def geometry_rows(profile: str, heads: int, dim: int, tokens: int, threads: int, fitted: bool = False) -> Iterator[Row]:
     """Encode, decode and attend ``tokens`` tokens of normal FP16 values; ``fitted``: classes of unequal channels."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((2, tokens, heads, dim), dtype=np.float32)
-    if fitted:
-        x *= np.exp2(OCTAVES * (rng.random((2, 1, heads, dim), dtype=np.float32) - np.float32(0.5)))
-    keys, values = x.astype(np.float16)
-    codec = (
-        Codec(fit_plan(profile, keys, values), threads=threads)
-        if fitted
-        else Codec(profile, heads, dim, threads=threads)
-    )
-    pages = codec.encode(keys, values)
-    amount = 2 * keys.size / 1e6
-    bits = 8 * pages.nbytes / (2 * keys.size)
-    query = np.random.default_rng(1).standard_normal((GROUP * heads, dim), dtype=np.float32)
+    plan, keys, values = plan_for(profile, heads, dim, tokens, fitted)
+    bits, works = codec_works(Codec(plan, threads=threads), keys, values)
     what = f"{profile}{', classes' if fitted else ''}, n = {heads * dim}, {tokens} tokens"
-
-    def one(name: str, work: object) -> Row:
-        return row(SECTION, f"{what}: {name}", work, amount, UNIT, threads, bits, repeats=7)
-
-    yield one("encode FP16", lambda: codec.encode(keys, values))
-    yield one("decode to FP16", lambda: codec.decode(pages, dtype=np.float16))
-    yield one("decode to BF16", lambda: codec.decode(pages, dtype=BFLOAT16))
-    yield one(f"attend, {GROUP} queries a KV head", lambda: codec.attend(query, pages))
+    for work in works:
+        yield row(SECTION, f"{what}: {work.name}", work.run, work.values / 1e6, UNIT, threads, bits, repeats=7)
 
 
 def copy_row() -> Row:
-    """What moving FP16 values costs: the yardstick for decoding."""
-    source = np.random.default_rng(0).standard_normal(1 << 22, dtype=np.float32).astype(np.float16)
-    target = np.empty_like(source)
-    return row(SECTION, "memcpy of FP16 values", lambda: np.copyto(target, source), source.size / 1e6, UNIT)
+    work = copy_work(1 << 22)
+    return row(SECTION, work.name, work.run, work.values / 1e6, UNIT)
 
 
 def rows() -> Iterator[Row]:

@@ -20,10 +20,11 @@ import numpy as np
 from attend import HEAD_DIM, KV_HEADS, Pool, machine, spread
 
 from dquantcodec import Codec as CpuCodec
+from dquantcodec.bench.device import device_times
 from dquantcodec.codec import Pages
 from dquantcodec.cuda import Codec
 
-RUNS, CALLS, TOKENS = 15, 6, 524288
+TOKENS = 524288
 
 
 def rows_of(name: str, pool: Pool) -> list[dict[str, Any]]:
@@ -38,16 +39,11 @@ def rows_of(name: str, pool: Pool) -> list[dict[str, Any]]:
         got = codec.decode_kind(Pages(some, first.tokens), kind)
         assert cupy.asnumpy(got).tobytes() == want.tobytes()
         status = cupy.empty((TOKENS, getattr(plan, kind).substreams), cupy.uint8)
-        times = []
-        for run in range(RUNS + 2):
-            begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-            begin.record()
-            for _ in range(CALLS):
-                codec.decode_kind(pages, kind, out=out, status=status)
-            end.record()
-            end.synchronize()
-            if run >= 2:
-                times.append(cupy.cuda.get_elapsed_time(begin, end) / CALLS)
+
+        def decode(kind: str = kind, status: Any = status) -> None:
+            codec.decode_kind(pages, kind, out=out, status=status)
+
+        times = device_times(decode)
         assert not status.any()
         values = TOKENS * KV_HEADS * HEAD_DIM
         rate = round(values / float(np.median(times)) / 1e6, 1)

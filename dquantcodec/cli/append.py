@@ -14,6 +14,7 @@ from ..urls import is_url, refuse_appending
 from .compress import add_nonfinite, copy_tokens, tell_replaced
 from .console import Console, count, size
 from .decompress import present_layers
+from .info import collect_file
 from .options import (
     CommandParser,
     add_source_options,
@@ -95,6 +96,9 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
         replaced = copy_tokens(source, _Places(writer, reader), args.nonfinite, advance, skipped)
     seconds = perf_counter() - began
     tell_replaced(replaced, args.nonfinite, console)
+    if console.json:
+        facts = {"input": args.source, "added_tokens": added, "replaced": replaced}
+        console.answer({**facts, "info": collect_file(args.file), "seconds": seconds})
     held = ", ".join(str(tokens + source.tokens - first) for tokens, first in zip(before, skipped))
     speed = count(added * source.token_bytes / seconds)
     console.say(

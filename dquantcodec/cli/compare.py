@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 ORIGINAL is read as by compress. Queries (layers.0.query and the like, axes
-[B,Q,L,D], the last L positions, after RoPE, not scaled) are taken from --queries
-or, if it has any, from ORIGINAL; without them the error of attention is left out.
-NMSE is error energy over energy; centred: over the energy of the keys less their
-means of 128 tokens. Decoding speed is that of one thread reading the file. The
-JSON gives shares as fractions, not percent.
+[B,Q,L,D], the last L positions, after RoPE, not scaled) are taken from
+--queries or, if it has any, from ORIGINAL; without them the error of attention
+is left out. NMSE is error energy over energy; centred: over the energy of the
+keys less their means of 128 tokens. Decoding speed is that of one thread
+reading the file. The JSON gives shares as fractions, not percent.
 """
 
 
@@ -47,10 +46,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("original", metavar="ORIGINAL", help=".safetensors, .npz, or a folder of them")
     parser.add_argument("file", metavar="FILE", help="the .dqkv file")
     parser.add_argument("--queries", metavar="Q", help="file with queries, to measure the error of attention")
-    parser.add_argument("--scale", type=float, help="scale of the attention logits (1/sqrt(head_dim))")
+    parser.add_argument("--scale", type=float, metavar="S", help="scale of the attention logits (1/sqrt(head_dim))")
     parser.add_argument("--layers", type=layer_numbers, metavar="LIST", help="only these layers, as in 0-9,14")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--html", metavar="PAGE", help="write a page to look at: one file, no network needed")
+    parser.add_argument(
+        "--html", metavar="PAGE", help="page to write and look at, without network (replaced if it exists)"
+    )
     add_source_options(parser)
     parser.set_defaults(run=lambda args, console: run(parser, args, console))
 
@@ -58,7 +58,7 @@ def add_parser(commands: Any) -> None:
 def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> int:
     from ..file import open as open_file
     from ..tensors import open_queries, open_source
-    from .table import quality_json, quality_table
+    from .table import quality_json, quality_table, totals
 
     check_source_options(parser, args)
     if args.html:
@@ -80,10 +80,8 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
             write_page(args, source, reader, rows, console)
     if torn:
         console.warn(f"{args.file}: the file was not closed or lost its end [log-torn]")
-    if args.json:
-        total = {"bytes": sizes.bytes, "values": sizes.values, "bits_per_value": sizes.bits_per_value}
-        console.result(json.dumps({"layers": quality_json(rows), "file": total}, indent=2, default=str))
-        return 0
+    facts = {"original": args.original, "file": args.file, "torn": torn, "page": args.html}
+    console.answer({**facts, "layers": quality_json(rows), "totals": totals(sizes)})
     console.result(quality_table(rows))
     ratio = 16 / sizes.bits_per_value if sizes.bits_per_value else math.inf
     console.say(
@@ -96,12 +94,14 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
 def write_page(
     args: argparse.Namespace, source: KVSource, reader: Any, rows: list[LayerQuality], console: Console
 ) -> None:
+    from .replacing import replacing
     from .report import report_page
 
     total = source.tokens * source.sequences * source.token_bytes
     with progress(console, "drawing", total) as advance:
         text = report_page(source, reader, rows, Path(args.file).name, advance)
-    Path(args.html).write_text(text, encoding="utf-8")
+    with replacing(args.html) as partial:
+        partial.write_text(text, encoding="utf-8")
     console.say(f"page: {args.html}")
 
 

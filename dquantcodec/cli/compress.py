@@ -12,9 +12,13 @@ from ..errors import InputError
 from ..profile import DEFAULT_PROFILE, PROFILES, Profile
 from ..urls import shown
 from .console import Console, count, size
+from .info import collect_file
 from .many import add_batch_options, batched, run_batch
 from .options import (
     CommandParser,
+    add_model,
+    add_recent,
+    add_sinks,
     add_source_options,
     add_threads,
     check_output,
@@ -22,7 +26,6 @@ from .options import (
     common_options,
     layer_numbers,
     naming,
-    not_negative,
     positive,
     threads,
 )
@@ -79,12 +82,8 @@ def add_parser(commands: Any) -> None:
         metavar="NAME",
         help=f"bits/value and codec: {', '.join(PROFILES)} ({DEFAULT_PROFILE}), or a file that plan wrote (.json)",
     )
-    parser.add_argument(
-        "--recent", type=not_negative, default=128, metavar="N", help="newest tokens to keep exact (128)"
-    )
-    parser.add_argument(
-        "--sinks", type=not_negative, metavar="N", help="first tokens to keep exact (what the profile asks for: 1)"
-    )
+    add_recent(parser)
+    add_sinks(parser)
     parser.add_argument("--layers", type=layer_numbers, metavar="LIST", help="only these layers, as in 0-9,14")
     parser.add_argument("--exact-layers", type=layer_numbers, default=[], metavar="LIST", help="layers to keep exact")
     parser.add_argument(
@@ -94,7 +93,7 @@ def add_parser(commands: Any) -> None:
         metavar="G",
         help="groups of KV heads with pages of their own, for ranks of tensor parallelism (1)",
     )
-    parser.add_argument("--model", default="", metavar="NAME", help="name of the model, kept in the file")
+    add_model(parser)
     parser.add_argument("--revision", default="", metavar="NAME", help="revision of the model, kept in the file")
     add_nonfinite(parser)
     add_threads(parser)
@@ -143,9 +142,15 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
     prepare_kernels(console, parts, path_of(Profile.named(settings.profile)))
     began = perf_counter()
     replaced = encode_source(source, args.output, settings, console)
-    report(source, args.output, replaced, perf_counter() - began, args.nonfinite, console)
+    seconds = perf_counter() - began
+    report(source, args.output, replaced, seconds, args.nonfinite, console)
+    out_of_line = None
     if not console.quiet:
-        warn_out_of_line(estimate_layers(source, args.output, args.nonfinite), console)
+        out_of_line = warn_out_of_line(estimate_layers(source, args.output, args.nonfinite), console)
+    if console.json:
+        place = {"input": shown(args.file), "output": shown(args.output)}
+        facts = {**place, "info": collect_file(args.output), "replaced": replaced}
+        console.answer({**facts, "out_of_line": out_of_line, "seconds": seconds})
     return 0
 
 
@@ -336,8 +341,8 @@ def estimate_layers(source: KVSource, output: str, policy: str) -> dict[int, Att
     return estimates
 
 
-def warn_out_of_line(estimates: dict[int, AttentionEstimate], console: Console) -> None:
-    """One line for each layer whose estimated attention error is out of line."""
+def warn_out_of_line(estimates: dict[int, AttentionEstimate], console: Console) -> list[dict[str, Any]]:
+    """One line for each layer whose estimated attention error is out of line; the same as JSON values."""
     from ..attention_estimate import layers_out_of_line
 
     flagged, middle = layers_out_of_line({number: found.output_error for number, found in estimates.items()})
@@ -348,6 +353,14 @@ def warn_out_of_line(estimates: dict[int, AttentionEstimate], console: Console) 
             f"layer {number}: estimated attention error {found.output_error:.2f} ({beside}), logits off by "
             f"{found.logit_error:.2g}; keep it exact with --exact-layers {number}, or code it with a larger profile"
         )
+    return [
+        {
+            "layer": number,
+            "attention_error": estimates[number].output_error,
+            "logit_error": estimates[number].logit_error,
+        }
+        for number in flagged
+    ]
 
 
 def report(source: KVSource, output: str, replaced: int, seconds: float, policy: str, console: Console) -> None:

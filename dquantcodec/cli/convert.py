@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from ..errors import InputError
-from ..profile import DEFAULT_PROFILE, PROFILES
 from .console import Console, size
-from .options import CommandParser, add_threads, check_output, common_options, not_negative, threads
+from .options import (
+    CommandParser,
+    add_model,
+    add_profile,
+    add_recent,
+    add_sinks,
+    add_threads,
+    check_output,
+    common_options,
+    positive,
+    threads,
+)
 from .progress import path_of, prepare_kernels, progress
 
 EPILOG = """\
@@ -27,20 +38,16 @@ def add_parser(commands: Any) -> None:
         "convert",
         parents=[common_options()],
         help="a state of llama.cpp into a .dqkv file, or back",
-        description="Convert a sequence state of llama.cpp to a .dqkv file, or such a file back to a state.",
+        description="Convert a sequence state of llama.cpp to a .dqkv file, or back.",
         epilog=EPILOG,
     )
     parser.add_argument("file", metavar="IN", help="a state, or a .dqkv file")
-    parser.add_argument("output", metavar="OUT", help="the .dqkv file, or the state, to write")
-    parser.add_argument("--head-dim", type=not_negative, metavar="D", help="values of a head (of a state: required)")
-    parser.add_argument("--profile", choices=PROFILES, default=DEFAULT_PROFILE, help=f"({DEFAULT_PROFILE})")
-    parser.add_argument(
-        "--recent", type=not_negative, default=128, metavar="N", help="newest tokens to keep exact (128)"
-    )
-    parser.add_argument(
-        "--sinks", type=not_negative, metavar="N", help="first tokens to keep exact (what the profile asks for)"
-    )
-    parser.add_argument("--model", default="", metavar="NAME", help="name of the model, kept in the file")
+    parser.add_argument("output", metavar="OUT", help="the .dqkv file or state to write (replaced if it exists)")
+    parser.add_argument("--head-dim", type=positive, metavar="D", help="values of a head (of a state: required)")
+    add_profile(parser)
+    add_recent(parser)
+    add_sinks(parser)
+    add_model(parser)
     add_threads(parser)
     parser.set_defaults(run=run)
 
@@ -52,6 +59,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from ..warm import path_of as path_of_profile
 
     check_output(args.output, args.file)
+    began = perf_counter()
     if llama_cpp.is_state(args.file):
         if args.head_dim is None:
             raise InputError("a state does not say how long its heads are; give --head-dim", code="state-heads")
@@ -69,5 +77,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
             prepare_kernels(console, DECODE, path_of(file))
             llama_cpp.write_state(args.output, llama_cpp.from_dqkv(file))
     before, after = (Path(path).stat().st_size for path in (args.file, args.output))
+    seconds = perf_counter() - began
+    facts = {"input": args.file, "output": args.output, "bytes": after, "bytes_before": before, "seconds": seconds}
+    console.answer(facts)
     console.say(f"{args.file} ({size(before)}) -> {args.output} ({size(after)})")
     return 0

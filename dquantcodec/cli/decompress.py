@@ -15,6 +15,7 @@ from .console import Console, count, size
 from .many import add_batch_options, batched, run_batch
 from .options import (
     CommandParser,
+    add_accept_torn,
     add_threads,
     check_output,
     common_options,
@@ -63,9 +64,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--tokens", type=token_range, metavar="A:B", help="only tokens A to B-1; ends may be left out or negative"
     )
-    parser.add_argument(
-        "--accept-torn", action="store_true", help="take the tokens that are whole in a file that lost its end"
-    )
+    add_accept_torn(parser)
     add_threads(parser)
     add_batch_options(parser)
     parser.set_defaults(run=lambda args, console: run(parser, args, console))
@@ -140,6 +139,18 @@ def decode_file(file: str, output: str, how: Decoding, console: Console, note: M
         stored = Path(place).stat().st_size
     seconds = perf_counter() - began
     values = sum(item.output.values for item in items)
+    console.answer(
+        {
+            "input": shown(file),
+            "output": shown(output),
+            "bytes": stored,
+            "values": values,
+            "tensors": [
+                {"name": item.output.name, "dtype": item.output.dtype, "shape": item.output.shape} for item in items
+            ],
+            "seconds": seconds,
+        }
+    )
     console.say(
         f"{shown(output)}: {size(stored)}, {len(items)} tensors as "
         f"{items[0].output.name} {items[0].output.dtype} {list(items[0].output.shape)}; "

@@ -7,17 +7,17 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from ..profile import DEFAULT_PROFILE, PROFILES, Profile
+from ..profile import Profile
 from .compare import measure
 from .compress import Settings, encode_source
 from .console import Console, size
-from .options import CommandParser, add_threads, common_options, threads
+from .options import CommandParser, add_profile, add_threads, common_options, threads
 from .progress import prepare_kernels
 
 EPILOG = """\
-The sample is a cut of a real KV cache: SmolLM2-135M-Instruct reading the opening
-of Jane Austen's Persuasion; layers 1, 14 and 29, 512 tokens, with the queries of
-the last 32 positions. It is written to DIR as sample.dqkv.
+The sample is a cut of a real KV cache: SmolLM2-135M-Instruct reading the
+opening of Jane Austen's Persuasion; layers 1, 14 and 29, 512 tokens, with the
+queries of the last 32 positions. It is written to DIR as sample.dqkv.
 """
 
 
@@ -26,17 +26,11 @@ def add_parser(commands: Any) -> None:
         "demo",
         parents=[common_options()],
         help="compress bundled real data and show what it costs",
-        description="Compress a bundled real KV cache, read it back, and show size, quality and speed.",
+        description="Compress a bundled real KV cache, read it back; show size, quality and speed.",
         epilog=EPILOG,
     )
     parser.add_argument("--out", default="dqkv-demo", metavar="DIR", help="folder to write to (dqkv-demo)")
-    parser.add_argument(
-        "--profile",
-        choices=tuple(PROFILES),
-        default=DEFAULT_PROFILE,
-        metavar="NAME",
-        help=f"bits/value and codec: {', '.join(PROFILES)} ({DEFAULT_PROFILE})",
-    )
+    add_profile(parser)
     add_threads(parser)
     parser.set_defaults(run=run, file="sample.safetensors")
 
@@ -45,7 +39,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from ..file import open as open_file
     from ..tensors import open_queries, open_source
     from ..warm import DECODE, ENCODE, path_of
-    from .table import LEGEND, quality_table
+    from .table import LEGEND, quality_json, quality_table, totals
 
     prepare_kernels(console, (*ENCODE, *DECODE), path_of(Profile.named(args.profile)))
     folder = Path(args.out)
@@ -65,6 +59,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         with open_file(output) as reader:
             rows = measure(source, reader, open_queries(sample), console, encode_threads=workers, repeats=5)
             sizes = reader.accounting()
+    facts = {"output": output, "profile": args.profile, "threads": workers}
+    console.answer({**facts, "layers": quality_json(rows), "totals": totals(sizes)})
     console.result(quality_table(rows))
     console.say()
     console.say(LEGEND)

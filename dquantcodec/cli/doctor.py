@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import textwrap
 from dataclasses import asdict
@@ -25,10 +24,9 @@ def add_parser(commands: Any) -> None:
         "doctor",
         parents=[common_options()],
         help="check this installation",
-        description="Check versions, processor, accelerators and caches, and run a self-test with golden words.",
+        description="Check versions, processor, accelerators and caches; run a self-test.",
         epilog=EPILOG,
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run, file="dquantcodec")
 
 
@@ -38,16 +36,15 @@ def run(args: argparse.Namespace, console: Console) -> int:
     facts = []
     for fact in examine():
         facts.append(fact)
-        if args.json or (console.quiet and fact.state == GOOD):
+        if console.quiet and fact.state == GOOD:
             continue
         mark, style = _MARKS[fact.state]
         console.result(f"{paint(mark.rjust(4), style, sys.stdout)}  {fact.name.ljust(20)}{fact.found}")
         if fact.remedy:
             console.result(textwrap.indent(textwrap.fill(fact.remedy, 72), " " * 26))
     broken = sum(fact.state == BAD for fact in facts)
-    if args.json:
-        console.result(json.dumps({"sound": not broken, "facts": [asdict(fact) for fact in facts]}, indent=2))
-    elif broken:
+    console.answer({"sound": not broken, "facts": [asdict(fact) for fact in facts]})
+    if broken:
         console.say(paint(f"{broken} of {len(facts)} checks failed", "red", sys.stdout))
     else:
         console.say(f"everything that is needed {paint('works', 'green', sys.stdout)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,7 +28,6 @@ def add_parser(commands: Any) -> None:
         epilog=EPILOG,
     )
     parser.add_argument("file", metavar="FILE", help="the .dqkv file")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
@@ -37,13 +35,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from ..file import open as open_file
 
     with naming(args.file), open_file(args.file) as reader:
-        facts = collect(reader)
-    console.result(json.dumps(facts, indent=2) if args.json else describe(args.file, facts))
+        facts = collect(args.file, reader)
+    console.answer(facts)
+    console.result(describe(facts))
     return 0
 
 
-def collect(reader: Any) -> dict[str, Any]:
-    """Everything ``info`` says, as JSON values."""
+def collect(path: str, reader: Any) -> dict[str, Any]:
+    """Everything ``info`` says of the file at ``path``, as JSON values."""
     from ..tensors import recorded_source
 
     sizes = reader.accounting()
@@ -51,6 +50,7 @@ def collect(reader: Any) -> dict[str, Any]:
     layers = [reader.layers[place] for place in numbers.values()]
     source = recorded_source(reader.metadata)
     return {
+        "file": path,
         "format_version": ".".join(str(part) for part in reader.format_version),
         "model": reader.model,
         "profile": ", ".join(profile_names(reader)),
@@ -79,7 +79,7 @@ def collect(reader: Any) -> dict[str, Any]:
     }
 
 
-def describe(path: str, facts: dict[str, Any]) -> str:
+def describe(facts: dict[str, Any]) -> str:
     """The same for people."""
     from ..tensors import format_numbers
 
@@ -107,7 +107,7 @@ def describe(path: str, facts: dict[str, Any]) -> str:
     ratio = f", {16 / facts['bits_per_value']:.2f}x smaller than BF16" if facts["bits_per_value"] else ""
     dead = f"\n{size(facts['dead_bytes'])} of them hold nothing any more: see repack" if facts["dead_bytes"] else ""
     rows = [
-        ("file", path),
+        ("file", facts["file"]),
         ("format", f"dqkv {facts['format_version']}"),
         ("model", facts["model"] or "(not given)"),
         ("profile", facts["profile"]),
@@ -123,6 +123,14 @@ def describe(path: str, facts: dict[str, Any]) -> str:
         rows.append(("names", f"{facts['names']['key']}\n{facts['names']['value']}"))
         rows.append(("layout", f"[{','.join(facts['layout'])}]"))
     return fields(rows)
+
+
+def collect_file(path: str) -> dict[str, Any]:
+    """The same of a file that was just written."""
+    from ..file import open as open_file
+
+    with open_file(path) as reader:
+        return collect(path, reader)
 
 
 def _common(items: Iterable[Any]) -> Any:

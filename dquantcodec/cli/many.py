@@ -63,6 +63,7 @@ def run_batch(parser: CommandParser, work: Work, args: argparse.Namespace, conso
             progress=lambda _outcome: advance(1),
         )
     failed = [outcome for outcome in outcomes if outcome.state == "failed"]
+    console.answer({"files": [outcome.row() for outcome in outcomes], "seconds": perf_counter() - began})
     if failed:
         console.result(_table(failed))
     counts = [

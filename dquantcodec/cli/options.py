@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import InputError
+from .console import write
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -42,15 +44,27 @@ class CommandParser(argparse.ArgumentParser):
         finally:
             self.intermixed = True
 
-    def error(self, message: str) -> None:  # type: ignore[override]
-        self.exit(2, f"dqkv: error: {message} [usage]\nhelp: {self.prog} --help\n")
+    def error(self, message: str) -> NoReturn:
+        write(f"dqkv: error: {message} [usage]\nhelp: {self.prog} --help", sys.stderr)
+        raise UsageError(message)
+
+
+class UsageError(SystemExit):
+    """Wrong usage, said on standard error already: ends the process with status 2."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(2)
+        self.message = message
 
 
 def common_options() -> argparse.ArgumentParser:
-    """``--quiet`` and ``--debug``, accepted before and after the sub-command."""
+    """``--quiet``, ``--json`` and ``--debug``, accepted before and after the sub-command."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument(
         "--quiet", action="store_true", default=argparse.SUPPRESS, help="print nothing but results and errors"
+    )
+    parser.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON document, for programs"
     )
     parser.add_argument(
         "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
@@ -79,6 +93,40 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
 def check_source_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if (args.key is None) != (args.value is None):
         parser.error("--key and --value must be given together")
+
+
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    from ..profile import DEFAULT_PROFILE, PROFILES
+
+    parser.add_argument(
+        "--profile",
+        choices=tuple(PROFILES),
+        default=DEFAULT_PROFILE,
+        metavar="NAME",
+        help=f"bits/value and codec: {', '.join(PROFILES)} ({DEFAULT_PROFILE})",
+    )
+
+
+def add_recent(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--recent", type=not_negative, default=128, metavar="N", help="newest tokens to keep exact (128)"
+    )
+
+
+def add_sinks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sinks", type=not_negative, metavar="N", help="first tokens to keep exact (what the profile asks for: 1)"
+    )
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="", metavar="NAME", help="name of the model, kept in the file")
+
+
+def add_accept_torn(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--accept-torn", action="store_true", help="take the tokens that are whole in a file that lost its end"
+    )
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import sys
@@ -12,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..profile import DEFAULT_PROFILE, PROFILES, Profile
+from ..profile import Profile
 from .console import Console, count, fields, paint, size
 from .options import (
     CommandParser,
+    add_profile,
+    add_recent,
     add_source_options,
     check_output,
     check_source_options,
     common_options,
-    not_negative,
     positive,
 )
 
@@ -59,19 +59,14 @@ def add_parser(commands: Any) -> None:
         epilog=EPILOG,
     )
     parser.add_argument("file", metavar="MODEL", help="config.json, its folder, or saved keys and values")
-    parser.add_argument(
-        "--profile", choices=tuple(PROFILES), default=DEFAULT_PROFILE, metavar="NAME", help=f"({DEFAULT_PROFILE})"
-    )
-    parser.add_argument(
-        "--recent", type=not_negative, default=128, metavar="N", help="newest tokens to keep exact (128)"
-    )
+    add_profile(parser)
+    add_recent(parser)
     parser.add_argument("--memory", type=memory, metavar="SIZE", help="memory for caches, as in 80GiB or 64GB")
     parser.add_argument("--context", type=positive, action="append", metavar="T", help="tokens; may be given again")
     parser.add_argument("--batch", type=positive, metavar="B", help="sequences, to ask for the longest context")
     parser.add_argument("--target-bits", type=number, metavar="B", help="bits/value that pages may take in all")
     parser.add_argument("--target-error", type=number, metavar="E", help="error of attention outputs to stay below")
-    parser.add_argument("--out", metavar="FILE", help="profile file to write (.json)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--out", metavar="FILE", help="profile file to write (.json; replaced if it exists)")
     add_source_options(parser)
     parser.set_defaults(run=lambda args, console: run(parser, args, console))
 
@@ -108,11 +103,13 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
         raise InputError(
             "a configuration says nothing of errors; a target needs saved keys and values", code="plan-sample"
         )
-    facts = collect(args, _shape(source, args.file))
-    if source and any(targets):
+    if args.out:
         check_output(args.out, args.file)
-        facts["target"] = _target(args, source, console)
-    console.result(json.dumps(facts, indent=2) if args.json else describe(args, facts))
+    facts = collect(args, _shape(source, args.file))
+    facts["target"] = _target(args, source, console) if source and any(targets) else None
+    facts["out"] = args.out
+    console.answer(facts)
+    console.result(describe(args, facts))
     if args.out:
         console.say(f"\nWritten to {args.out}. Use it: dqkv compress IN OUT.dqkv --profile {args.out}")
     return 0
@@ -178,10 +175,8 @@ def collect(args: argparse.Namespace, shape: ModelShape) -> dict[str, Any]:
         "smaller_from": {name: coded.break_even(one) for name, one in others.items()},
         "head_groups": _head_groups(shape, profile, args.recent),
     }
-    if args.memory:
-        facts["memory"] = args.memory
+    facts["memory"], facts["batch"], facts["longest_context"] = args.memory, args.batch, None
     if args.batch:
-        facts["batch"] = args.batch
         facts["longest_context"] = {name: one.most_tokens(args.memory, args.batch) for name, one in sizes.items()}
     return facts
 
@@ -214,13 +209,15 @@ def _target(args: argparse.Namespace, source: KVSource, console: Console) -> dic
     from ..layer_budgets import LayerBudgets
     from ..warm import DECODE, ENCODE, path_of
     from .progress import prepare_kernels
+    from .replacing import replacing
 
     profile = Profile.named(args.profile)
     prepare_kernels(console, (*ENCODE, *DECODE), path_of(profile))
     samples = _samples(source, profile)
     plans = allocate(profile, samples, bits_per_value=args.target_bits, attention_error=args.target_error)
     numbers = [layer.number for layer in source.layers]
-    LayerBudgets.of(args.profile, dict(zip(numbers, plans))).save(args.out)
+    with replacing(args.out) as partial:
+        LayerBudgets.of(args.profile, dict(zip(numbers, plans))).save(partial)
     outcome = [Outcome.of(sample, plan) for sample, plan in zip(samples, plans)]
     values = [plan.values for plan in plans]
     return {
@@ -315,11 +312,11 @@ def describe(args: argparse.Namespace, facts: dict[str, Any]) -> str:
              + " bits/value")
         )  # fmt: skip
     lines = [fields(rows), "", *_context_table(facts, names)]
-    if "longest_context" in facts:
+    if facts["longest_context"]:
         longest = facts["longest_context"]
         lines += ["", f"{facts['batch']} sequences in {size(facts['memory'])} reach "
                   + ", ".join(f"{longest[name]} tokens ({name.upper()})" for name in names)]  # fmt: skip
-    if "target" in facts:
+    if facts["target"]:
         lines += ["", *_target_table(facts["target"])]
     return "\n".join(lines)
 
@@ -332,7 +329,7 @@ def _range(items: Any) -> list[str]:
 def _context_table(facts: dict[str, Any], names: tuple[str, ...]) -> list[str]:
     shown = [name.upper() for name in names]
     head = "context".rjust(9) + "".join(name.rjust(13) for name in shown)
-    if "memory" in facts:
+    if facts["memory"]:
         head += "".join(f"fit {name}".rjust(15) for name in shown)
     lines = [paint(head, "bold", sys.stdout)]
     for row in facts["contexts"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,11 +17,11 @@ Advance = Callable[[int], object]
 @contextmanager
 def progress(console: Console, description: str, total: int, unit: str = "B") -> Iterator[Advance]:
     """Gives a function to call with every amount of ``total`` that is done."""
-    if console.quiet or not sys.stderr.isatty():
+    if console.quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda _amount: None
         return
     bar = import_module("tqdm").tqdm(
-        total=total, desc=description, unit=unit, unit_scale=True, delay=1.0, leave=False, dynamic_ncols=True
+        total=total, desc=description, unit=unit, unit_scale=total >= 1000, delay=1.0, leave=False, dynamic_ncols=True
     )
     with bar:
         yield bar.update

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import TruncatedError
 from .console import Console, size
-from .options import CommandParser, check_output, common_options, naming
+from .options import CommandParser, add_accept_torn, check_output, common_options, naming
 from .progress import progress
 
 EPILOG = """\
@@ -29,11 +29,9 @@ def add_parser(commands: Any) -> None:
         description="Copy what a .dqkv file holds into a new one, without what appending left behind.",
         epilog=EPILOG,
     )
-    parser.add_argument("file", metavar="FILE", help="the .dqkv file")
-    parser.add_argument("output", metavar="OUT", help="the .dqkv file to write")
-    parser.add_argument(
-        "--accept-torn", action="store_true", help="take the tokens that are whole in a file that lost its end"
-    )
+    parser.add_argument("file", metavar="IN", help="the .dqkv file")
+    parser.add_argument("output", metavar="OUT", help="the .dqkv file to write (replaced if it exists)")
+    add_accept_torn(parser)
     parser.set_defaults(run=run)
 
 
@@ -47,17 +45,22 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 "the file was not closed or lost its end; --accept-torn takes the tokens that are whole",
                 code="log-torn",
             )
-        copy(reader, args.output, console)
+        console.answer({"input": args.file, **copy(reader, args.output, console)})
     return 0
 
 
-def copy(reader: Any, output: str, console: Console) -> None:
-    """Repack ``reader`` to ``output`` and say how large it is."""
+def copy(reader: Any, output: str, console: Console) -> dict[str, Any]:
+    """Repack ``reader`` to ``output`` and say how large it is; the same as JSON values."""
     from ..file import repack
 
     began = perf_counter()
     before = reader.accounting().bytes
     with progress(console, "copying", sum(one.tokens for one in reader.sequences), " tokens") as advance:
         after = repack(reader, output, progress=advance)
-    held = ", ".join(str(one.tokens) for one in reader.sequences)
-    console.say(f"{output}: {size(after)} instead of {size(before)}; {held} tokens; {perf_counter() - began:.1f} s")
+    seconds = perf_counter() - began
+    held = [one.tokens for one in reader.sequences]
+    told = ", ".join(map(str, held))
+    console.say(f"{output}: {size(after)} instead of {size(before)}; {told} tokens; {seconds:.1f} s")
+    return {
+        "output": output, "bytes": after, "bytes_before": before, "tokens_by_sequence": held, "seconds": seconds,
+    }  # fmt: skip

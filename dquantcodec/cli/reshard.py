@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.intermixed = True
     parser.add_argument("files", nargs="+", metavar="IN", help="the .dqkv file, or those of all ranks")
-    parser.add_argument("output", metavar="OUT", help="the file to write, or a folder for several")
+    parser.add_argument("output", metavar="OUT", help="the file to write (replaced if it exists), or a folder")
     parser.add_argument("--ranks", type=positive, required=True, metavar="N", help="files to write")
     parser.add_argument(
         "--head-groups", type=positive, metavar="G", help="head groups of a layer in every file (as they are)"
@@ -82,11 +83,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 threads=threads(args),
                 progress=advance,
             )
+    seconds = perf_counter() - began
+    facts = {"inputs": args.files, "outputs": [{"file": one, "bytes": one.stat().st_size} for one in outputs]}
+    console.answer({**facts, "recoded": [asdict(group) for group in recoded], "seconds": seconds})
     for line in describe(recoded):
         console.result(line)
     for output in outputs:
         console.say(f"{output}: {size(output.stat().st_size)}")
-    console.say(f"{'no page was' if not recoded else 'pages were'} encoded again; {perf_counter() - began:.1f} s")
+    console.say(f"{'no page was' if not recoded else 'pages were'} encoded again; {seconds:.1f} s")
     return 0
 
 

@@ -66,6 +66,11 @@ def quality_json(rows: Sequence[LayerQuality]) -> list[dict[str, Any]]:
     return [{**asdict(row), "bits_per_value": row.bits_per_value, "ratio_to_bf16": row.ratio} for row in rows]
 
 
+def totals(sizes: Any) -> dict[str, Any]:
+    """What a whole file takes, as JSON values."""
+    return {"bytes": sizes.bytes, "values": sizes.values, "bits_per_value": sizes.bits_per_value}
+
+
 def _percent(share: float | None) -> str:
     if share is None:
         return "-"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import DQuantError
+from ..places import size_of
 from ..urls import shown
 from .console import Console, locate, paint, size
 from .many import add_batch_options, batched, run_batch
@@ -18,8 +19,8 @@ from .repack import copy
 EPILOG = """\
 Prints one line per finding and exits with 1 if there is any. Reads and decodes
 everything: headers, records, checksums, padding, the index against the records,
-and every container. With --salvage, what can be read goes into a new file: every
-sequence up to its first token that is lost.
+and every container. With --salvage, what can be read goes into another file:
+every sequence up to its first token that is lost.
 
   dqkv verify cache.dqkv
   dqkv verify damaged.dqkv --salvage rescued.dqkv
@@ -32,11 +33,11 @@ def add_parser(commands: Any) -> None:
         "verify",
         parents=[common_options()],
         help="check every byte of a .dqkv file",
-        description="Check every byte of a .dqkv file that can be checked, and decode every container.",
+        description="Check every byte of a .dqkv file that can be checked; decode every container.",
         epilog=EPILOG,
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="the .dqkv file; with --jobs several, or a folder")
-    parser.add_argument("--salvage", metavar="OUT", help="also write what can be read to a new file")
+    parser.add_argument("--salvage", metavar="OUT", help="file to write what can be read to (replaced if it exists)")
     add_batch_options(parser, redo=False)
     parser.set_defaults(run=lambda args, console: run(parser, args, console))
 
@@ -51,46 +52,46 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
         return run_batch(parser, Verify(), args, console)
     if args.salvage is not None:
         check_output(args.salvage, args.file)
-    status = check(args, console)
-    if args.salvage is not None:
-        salvage(args, console)
-    return status
+    facts = check(args, console)
+    facts["salvaged"] = None if args.salvage is None else salvage(args, console)
+    console.answer(facts)
+    return 0 if facts["sound"] else 1
 
 
-def salvage(args: argparse.Namespace, console: Console) -> None:
+def salvage(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Copy what can be read of the file, and say what cannot."""
     from ..file import open as open_file
 
     with naming(args.file), open_file(args.file, mode="salvage") as reader:
         for finding in reader.lost:
             console.result("lost: " + _line(finding.where, finding.message, finding.code, args.file))
-        copy(reader, args.salvage, console)
+        lost = [{"code": one.code, "message": one.message, "where": one.where} for one in reader.lost]
+        return {**copy(reader, args.salvage, console), "lost": lost}
 
 
-def check(args: argparse.Namespace, console: Console) -> int:
-    """Print all findings; the exit status."""
+def check(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Print all findings; they and what was checked as JSON values."""
     from ..file import open as open_file
     from ..warm import DECODE
 
-    findings = 0
-    total = 0
+    findings: list[dict[str, Any]] = []
+    total = size_of(args.file)
     try:
         with open_file(args.file) as reader:
             prepare_kernels(console, DECODE, path_of(reader))
-            total = reader.data.size
             with progress(console, "verifying", total) as advance:
                 for finding in reader.verify(advance):
-                    findings += 1
+                    findings.append({"code": finding.code, "message": finding.message, "where": finding.where})
                     console.result(_line(finding.where, finding.message, finding.code, args.file))
     except DQuantError as error:
         # A file that cannot even be opened is one finding more, not a failure of the check.
-        findings += 1
+        findings.append({"code": error.code, "message": str(error), "where": error.where})
         console.result(_line(error.where, str(error), error.code, args.file))
     if findings:
-        console.say(paint(f"{findings} finding{'s' if findings > 1 else ''}", "red", sys.stdout))
-        return 1
-    console.say(f"{shown(args.file)}: {paint('sound', 'green', sys.stdout)} ({size(total)} checked)")
-    return 0
+        console.say(paint(f"{len(findings)} finding{'s' if len(findings) > 1 else ''}", "red", sys.stdout))
+    else:
+        console.say(f"{shown(args.file)}: {paint('sound', 'green', sys.stdout)} ({size(total)} checked)")
+    return {"file": shown(args.file), "bytes": total, "sound": not findings, "findings": findings}
 
 
 def _line(where: Mapping[str, object], message: str, code: str, file: str) -> str:
