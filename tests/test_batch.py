@@ -13,12 +13,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from answer_support import check
 from safetensors.numpy import load_file, save_file
 
 import dquantcodec as dq
 from dquantcodec import batch
 from dquantcodec.batch import Compress, Decompress, Item, Outcome, Settings, Verify, plan_items, run_all, run_item
 from dquantcodec.batch import outcome as outcomes
+from dquantcodec.cli.answers import BATCH
 from dquantcodec.cli.main import main
 from dquantcodec.errors import InputError
 from dquantcodec.integrations.ray import on_batch, on_row
@@ -239,5 +241,14 @@ def test_the_command_tells_and_goes_on(
     assert Path("out/a.dqkv").stat().st_mtime_ns == before
     assert main(["verify", "out", "--jobs", "1", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
+    Path("out/bad.dqkv").write_bytes(b"nothing")
+    assert main(["verify", "out", "--jobs", "1", "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    check(answer, BATCH)
+    assert [(one["state"], one["code"]) for one in answer["files"]] == [
+        ("done", ""),
+        ("done", ""),
+        ("failed", "signature"),
+    ]
     assert main(["decompress", "out/a.dqkv", "out/b.dqkv", "back", "--quiet"]) == 0
     assert np.array_equal(load_file("back/b.safetensors")["value_0"], ROWS)
