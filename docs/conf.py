@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import dquantcodec
-from dquantcodec.cli.answers import ANSWERS, ERROR, Shape, rows
+from dquantcodec.cli.answers import ANSWERS, BATCH, ERROR, Shape, rows
 from dquantcodec.cli.main import build_parser
 
 HERE = Path(__file__).parent
@@ -42,6 +42,7 @@ def commands() -> str:
         "the rest.\n",
         f"```text\n{parser.format_help()}```\n",
         f"If a command fails:\n\n{keys(ERROR)}",
+        f"With several files, `compress`, `decompress` and `verify` say of each:\n\n{keys(BATCH)}",
     ]
     for name, command in actions[0].choices.items():
         parts.append(f"## dqkv {name}\n\n```text\n{command.format_help()}```\n")

@@ -19,7 +19,7 @@ MODULES = [
 ]
 ROOT = Path(__file__).parent.parent
 #: Pages whose examples need nothing but the package; those of others are run by the tests of what they are about.
-PAGES = ("README.md", "docs/start.md", "docs/files.md", "docs/embedding.md")
+PAGES = ("README.md", "docs/start.md", "docs/files.md", "docs/embedding.md", "docs/guides/scale-out.md")
 
 
 @pytest.mark.parametrize("name", MODULES)

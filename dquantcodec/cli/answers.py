@@ -250,6 +250,22 @@ ANSWERS: dict[str, Shape] = {
 }
 
 #: The document that stands in the place of any of them if a command fails.
+#: What ``compress``, ``decompress`` and ``verify`` answer where they take every file by itself.
+BATCH: Shape = {
+    "files": [
+        {
+            "input": "string: IN, or what it stands for",
+            "output": "string: the file made of it; empty for verify",
+            "state": "string: done, skipped (it was finished before) or failed; the exit status is 1 if one failed",
+            "attempts": "integer: how often it was tried",
+            "code": "string: stable reason code of the failure, or empty",
+            "message": "string: file, place and what is wrong, or empty",
+            "seconds": "number: all attempts together",
+        }
+    ],
+    "seconds": _SECONDS,
+}
+
 ERROR: Shape = {
     "error": {
         "type": "string: class of the error",

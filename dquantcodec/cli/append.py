@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DQuantError, InputError
+from ..urls import is_url, refuse_appending
 from .compress import add_nonfinite, copy_tokens, tell_replaced
 from .console import Console, count, size
 from .decompress import present_layers
@@ -64,6 +65,8 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
     from ..warm import ENCODE
 
     check_source_options(parser, args)
+    if is_url(args.file):
+        raise refuse_appending(args.file)
     with naming(args.file), open_file(args.file) as reader:
         _check_reader(reader)
         before = [sequence.tokens for sequence in reader.sequences]

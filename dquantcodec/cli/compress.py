@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..profile import DEFAULT_PROFILE, PROFILES, Profile
+from ..urls import shown
 from .console import Console, count, size
 from .info import collect_file
+from .many import add_batch_options, batched, run_batch
 from .options import (
     CommandParser,
     add_model,
@@ -50,6 +52,13 @@ the new file is complete and on the disk.
   dqkv compress cache.safetensors cache.dqkv --model my-model
   dqkv compress shards/ cache.dqkv --profile 1.96 --sinks 4 --exact-layers 0,1
   dqkv compress odd.npz c.dqkv --key 'L{layer}_K' --value 'L{layer}_V'
+  dqkv compress s3://bucket/cache.safetensors s3://bucket/cache.dqkv
+
+With --jobs, several INs, patterns such as 'caches/**/*.npz', or the files of a
+folder are compressed each by itself into the folder OUT. Those that OUT holds
+already, made of the same input with the same options, are passed over.
+
+  dqkv compress caches/ coded/ --jobs 4
 """
 
 
@@ -61,8 +70,11 @@ def add_parser(commands: Any) -> None:
         description="Compress saved keys and values (keys after RoPE) into a .dqkv file.",
         epilog=EPILOG,
     )
-    parser.add_argument("file", metavar="IN", help=".safetensors, .npz, or a folder of them")
-    parser.add_argument("output", metavar="OUT", help="the .dqkv file to write (replaced if it exists)")
+    parser.intermixed = True
+    parser.add_argument(
+        "files", nargs="+", metavar="IN", help=".safetensors, .npz, or a folder of them; several with --jobs"
+    )
+    parser.add_argument("output", metavar="OUT", help="the .dqkv file to write, or a folder for several")
     parser.add_argument(
         "--profile",
         type=profile_or_file,
@@ -85,6 +97,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--revision", default="", metavar="NAME", help="revision of the model, kept in the file")
     add_nonfinite(parser)
     add_threads(parser)
+    add_batch_options(parser)
     add_source_options(parser)
     parser.set_defaults(run=lambda args, console: run(parser, args, console))
 
@@ -108,23 +121,46 @@ def profile_or_file(text: str) -> str:
 
 
 def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> int:
-    from ..layer_budgets import LayerBudgets
     from ..tensors import open_source
     from ..warm import DECODE, ENCODE, path_of
 
     check_source_options(parser, args)
+    args.file = args.files[0]
+    reading = {word: getattr(args, word) for word in ("key", "value", "layout", "layers", "bits")}
+    if batched(args):
+        from ..batch import Compress
+
+        return run_batch(parser, Compress(_settings(parser, args), reading), args, console)
     check_output(args.output, args.file)
-    source = open_source(
-        args.file, key=args.key, value=args.value, layout=args.layout, layers=args.layers, bits=args.bits
-    )
+    source = open_source(args.file, **reading)
     for line in source.describe():
         console.say(line)
     for number in args.exact_layers:
         source.layer(number)
+    settings = _settings(parser, args)
+    parts = ENCODE if console.quiet else (*ENCODE, *DECODE)
+    prepare_kernels(console, parts, path_of(Profile.named(settings.profile)))
+    began = perf_counter()
+    replaced = encode_source(source, args.output, settings, console)
+    seconds = perf_counter() - began
+    report(source, args.output, replaced, seconds, args.nonfinite, console)
+    out_of_line = None
+    if not console.quiet:
+        out_of_line = warn_out_of_line(estimate_layers(source, args.output, args.nonfinite), console)
+    if console.json:
+        place = {"input": shown(args.file), "output": shown(args.output)}
+        facts = {**place, "info": collect_file(args.output), "replaced": replaced}
+        console.answer({**facts, "out_of_line": out_of_line, "seconds": seconds})
+    return 0
+
+
+def _settings(parser: CommandParser, args: argparse.Namespace) -> Settings:
+    from ..layer_budgets import LayerBudgets
+
     budgets = None if args.profile in PROFILES else LayerBudgets.load(args.profile)
     if budgets and args.head_groups > 1:
         parser.error("--head-groups does not go with a profile file, whose containers are for whole layers")
-    settings = Settings(
+    return Settings(
         profile=budgets.profile if budgets else args.profile,
         budgets=budgets,
         exact_layers=frozenset(args.exact_layers),
@@ -136,19 +172,6 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
         nonfinite=args.nonfinite,
         threads=threads(args),
     )
-    parts = ENCODE if console.quiet else (*ENCODE, *DECODE)
-    prepare_kernels(console, parts, path_of(Profile.named(settings.profile)))
-    began = perf_counter()
-    replaced = encode_source(source, args.output, settings, console)
-    seconds = perf_counter() - began
-    report(source, args.output, replaced, seconds, args.nonfinite, console)
-    out_of_line = None
-    if not console.quiet:
-        out_of_line = warn_out_of_line(estimate_layers(source, args.output, args.nonfinite), console)
-    if console.json:
-        facts = {"input": args.file, "output": args.output, "info": collect_file(args.output), "replaced": replaced}
-        console.answer({**facts, "out_of_line": out_of_line, "seconds": seconds})
-    return 0
 
 
 @dataclass(frozen=True)
@@ -172,8 +195,12 @@ class Settings:
         return Profile.named(self.profile).sinks if self.sinks is None else self.sinks
 
 
-def encode_source(source: KVSource, output: str, settings: Settings, console: Console) -> int:
+def encode_source(
+    source: KVSource, output: str, settings: Settings, console: Console, note: Mapping[str, Any] | None = None
+) -> int:
     """Write ``source`` to ``output`` block by block; returns how many NaN and infinite numbers were replaced.
+
+    ``note`` goes into the file's metadata.
 
     The file takes its name when it is complete; an exception of any kind leaves nothing behind.
     """
@@ -190,7 +217,7 @@ def encode_source(source: KVSource, output: str, settings: Settings, console: Co
             recent=settings.recent,
             model=settings.model,
             revision=settings.revision,
-            metadata={"source": source.record()},
+            metadata={"source": source.record(), **(note or {})},
             threads=settings.threads,
             sequences=source.sequences,
         ) as writer,
@@ -345,7 +372,7 @@ def report(source: KVSource, output: str, replaced: int, seconds: float, policy:
         sizes = reader.accounting()
     speed = f"{seconds:.1f} s ({count(source.values / seconds)} values/s)"
     console.say(
-        f"{output}: {size(sizes.bytes)}, {sizes.bits_per_value:.3f} bits/value, "
+        f"{shown(output)}: {size(sizes.bytes)}, {sizes.bits_per_value:.3f} bits/value, "
         f"{16 / sizes.bits_per_value:.2f}x smaller than BF16; {speed}"
     )
     if not sizes.coded_tokens:

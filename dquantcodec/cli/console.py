@@ -132,7 +132,9 @@ def _scaled(number: float, units: Sequence[str]) -> str:
 
 def locate(where: Mapping[str, object], message: str, file: str) -> tuple[str, str, str]:
     """File, place within it, and message; nothing that the message says by itself is said twice."""
-    path = str(where.get("path") or file)
+    from ..urls import shown
+
+    path = shown(str(where.get("path") or file))
     message = message.removeprefix(f"{path}: ")
     plain = message.replace("-", "")
     facts = [("", it) if word == "kind" else (word.replace("_", " ") + " ", it) for word, it in where.items()]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, TruncatedError
+from ..urls import base_name, shown
 from .console import Console, count, size
+from .many import add_batch_options, batched, run_batch
 from .options import (
     CommandParser,
     add_accept_torn,
@@ -41,6 +43,8 @@ disk. A range that starts with a minus sign is written with =: --tokens=-128:
 
   dqkv decompress cache.dqkv cache.safetensors
   dqkv decompress cache.dqkv part.safetensors --layers 0-3 --tokens 1024:2048
+  dqkv decompress s3://bucket/cache.dqkv cache.safetensors
+  dqkv decompress coded/ restored/ --jobs 4
 """
 
 
@@ -52,8 +56,9 @@ def add_parser(commands: Any) -> None:
         description="Decompress a .dqkv file into a safetensors file.",
         epilog=EPILOG,
     )
-    parser.add_argument("file", metavar="IN", help="the .dqkv file")
-    parser.add_argument("output", metavar="OUT", help="the .safetensors file to write (replaced if it exists)")
+    parser.intermixed = True
+    parser.add_argument("files", nargs="+", metavar="IN", help="the .dqkv file, or with --jobs several or a folder")
+    parser.add_argument("output", metavar="OUT", help="the .safetensors file to write, or a folder for several")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="element type (the original's)")
     parser.add_argument("--layers", type=layer_numbers, metavar="LIST", help="only these layers, as in 0-9,14")
     parser.add_argument(
@@ -61,7 +66,8 @@ def add_parser(commands: Any) -> None:
     )
     add_accept_torn(parser)
     add_threads(parser)
-    parser.set_defaults(run=run)
+    add_batch_options(parser)
+    parser.set_defaults(run=lambda args, console: run(parser, args, console))
 
 
 @dataclass(frozen=True)
@@ -74,42 +80,70 @@ class Item:
     sequences: Sequence[int]
 
 
-def run(args: argparse.Namespace, console: Console) -> int:
+def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> int:
+    args.file = args.files[0]
+    if batched(args):
+        from ..batch import Decompress
+
+        return run_batch(parser, Decompress(decoding(args)), args, console)
+    decode_file(args.file, args.output, decoding(args), console)
+    return 0
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What to decode and how: everything ``decompress`` may be told beyond input and output."""
+
+    dtype: str | None = None
+    layers: Sequence[int] | None = None
+    tokens: tuple[int | None, int | None] | None = None
+    accept_torn: bool = False
+    threads: int = 1
+
+
+def decoding(args: argparse.Namespace) -> Decoding:
+    return Decoding(args.dtype, args.layers, args.tokens, args.accept_torn, threads(args))
+
+
+def decode_file(file: str, output: str, how: Decoding, console: Console, note: Mapping[str, str] | None = None) -> None:
+    """Write what the ``.dqkv`` file (a path or URL) holds to ``output``; ``note`` goes into its metadata."""
     from ..file import open as open_file
+    from ..staged import written
     from ..tensors import SafetensorsWriter
     from ..warm import DECODE
 
-    check_output(args.output, args.file)
-    if Path(args.output).suffix in (".npz", ".dqkv"):
-        raise InputError("decompress writes .safetensors; name OUT so", code="output-type", path=args.output)
-    with naming(args.file), open_file(args.file, threads=threads(args)) as reader:
-        if reader.torn and not args.accept_torn:
+    check_output(output, file)
+    if base_name(output).endswith((".npz", ".dqkv")):
+        raise InputError("decompress writes .safetensors; name OUT so", code="output-type", path=shown(output))
+    with naming(file), open_file(file, threads=how.threads) as reader, written(output) as place:
+        if reader.torn and not how.accept_torn:
             whole = ", ".join(str(sequence.tokens) for sequence in reader.sequences)
             raise TruncatedError(
                 f"the file was not closed or lost its end; {whole} tokens are whole, --accept-torn takes them",
                 code="log-torn",
             )
-        numbers = present_layers(reader, args.layers)
+        numbers = present_layers(reader, how.layers)
         # Sequences of different length share no range; each is cut by its own.
-        ranges = [resolve_tokens(args.tokens, sequence.tokens) for sequence in reader.sequences]
-        items = plan_items(reader, numbers, ranges, args.dtype)
+        ranges = [resolve_tokens(how.tokens, sequence.tokens) for sequence in reader.sequences]
+        items = plan_items(reader, numbers, ranges, how.dtype)
         prepare_kernels(console, DECODE, path_of(reader))
         began = perf_counter()
         total = sum(item.output.nbytes for item in items)
-        note = {"decoded_from": Path(args.file).name, "codec": "dqkv " + ", ".join(profile_names(reader))}
+        about = {"decoded_from": base_name(file), "codec": "dqkv " + ", ".join(profile_names(reader))}
         with (
             progress(console, "decompressing", total) as advance,
-            SafetensorsWriter(args.output, [item.output for item in items], note) as writer,
+            SafetensorsWriter(place, [item.output for item in items], {**about, **(note or {})}) as writer,
         ):
             for item in items:
                 _decode(reader, item, ranges, writer, advance)
+        stored = Path(place).stat().st_size
     seconds = perf_counter() - began
     values = sum(item.output.values for item in items)
     console.answer(
         {
-            "input": args.file,
-            "output": args.output,
-            "bytes": Path(args.output).stat().st_size,
+            "input": shown(file),
+            "output": shown(output),
+            "bytes": stored,
             "values": values,
             "tensors": [
                 {"name": item.output.name, "dtype": item.output.dtype, "shape": item.output.shape} for item in items
@@ -118,11 +152,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
         }
     )
     console.say(
-        f"{args.output}: {size(Path(args.output).stat().st_size)}, {len(items)} tensors as "
+        f"{shown(output)}: {size(stored)}, {len(items)} tensors as "
         f"{items[0].output.name} {items[0].output.dtype} {list(items[0].output.shape)}; "
         f"{seconds:.1f} s ({count(values / seconds)} values/s)"
     )
-    return 0
 
 
 def present_layers(reader: Any, wanted: Sequence[int] | None = None) -> dict[int, int]:

@@ -192,7 +192,14 @@ def positive(text: str) -> int:
 
 def check_output(output: str, file: str) -> None:
     """Refuse, before any work, an output that cannot or must not be written."""
-    path = Path(output)
+    from ..urls import check_writable, is_url, plain, shown
+
+    if is_url(output):
+        check_writable(output)
+        if output == file:
+            raise InputError("input and output are the same object", code="output-is-input", path=shown(output))
+        return
+    path = Path(plain(output))
     if path.is_dir():
         raise InputError("is a folder; give the name of a file", code="is-folder", path=output)
     if not path.parent.is_dir():
@@ -204,10 +211,12 @@ def check_output(output: str, file: str) -> None:
 @contextmanager
 def naming(path: str) -> Iterator[None]:
     """Errors about data raised inside say ``path`` unless they know better."""
+    from ..urls import shown
+
     try:
         yield
     except Exception as error:
         where = getattr(error, "where", None)
         if isinstance(where, dict):
-            where.setdefault("path", path)
+            where.setdefault("path", shown(path))
         raise

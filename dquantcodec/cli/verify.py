@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..errors import DQuantError
+from ..places import size_of
+from ..urls import shown
 from .console import Console, locate, paint, size
+from .many import add_batch_options, batched, run_batch
 from .options import CommandParser, check_output, common_options, naming
 from .progress import path_of, prepare_kernels, progress
 from .repack import copy
@@ -22,6 +24,7 @@ every sequence up to its first token that is lost.
 
   dqkv verify cache.dqkv
   dqkv verify damaged.dqkv --salvage rescued.dqkv
+  dqkv verify coded/ --jobs 4
 """
 
 
@@ -33,12 +36,20 @@ def add_parser(commands: Any) -> None:
         description="Check every byte of a .dqkv file that can be checked; decode every container.",
         epilog=EPILOG,
     )
-    parser.add_argument("file", metavar="FILE", help="the .dqkv file")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="the .dqkv file; with --jobs several, or a folder")
     parser.add_argument("--salvage", metavar="OUT", help="file to write what can be read to (replaced if it exists)")
-    parser.set_defaults(run=run)
+    add_batch_options(parser, redo=False)
+    parser.set_defaults(run=lambda args, console: run(parser, args, console))
 
 
-def run(args: argparse.Namespace, console: Console) -> int:
+def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> int:
+    args.file = args.files[0]
+    if batched(args):
+        from ..batch import Verify
+
+        if args.salvage is not None:
+            parser.error("--salvage takes one file")
+        return run_batch(parser, Verify(), args, console)
     if args.salvage is not None:
         check_output(args.salvage, args.file)
     facts = check(args, console)
@@ -64,7 +75,7 @@ def check(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     from ..warm import DECODE
 
     findings: list[dict[str, Any]] = []
-    total = Path(args.file).stat().st_size
+    total = size_of(args.file)
     try:
         with open_file(args.file) as reader:
             prepare_kernels(console, DECODE, path_of(reader))
@@ -79,10 +90,10 @@ def check(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if findings:
         console.say(paint(f"{len(findings)} finding{'s' if len(findings) > 1 else ''}", "red", sys.stdout))
     else:
-        console.say(f"{args.file}: {paint('sound', 'green', sys.stdout)} ({size(total)} checked)")
-    return {"file": args.file, "bytes": total, "sound": not findings, "findings": findings}
+        console.say(f"{shown(args.file)}: {paint('sound', 'green', sys.stdout)} ({size(total)} checked)")
+    return {"file": shown(args.file), "bytes": total, "sound": not findings, "findings": findings}
 
 
 def _line(where: Mapping[str, object], message: str, code: str, file: str) -> str:
-    parts = locate(where, " ".join(message.split()), file)
+    parts = locate(where, " ".join(message.split()), shown(file))
     return ": ".join(part for part in parts if part) + f" [{code}]"

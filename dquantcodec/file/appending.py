@@ -11,6 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..errors import InputError, LimitError
+from ..urls import is_url, plain, refuse_appending
 from .compose import RECORD_TARGET
 from .disk import DiskFile
 from .layer import KINDS
@@ -46,12 +47,15 @@ def append(
 
     ``lock=False`` is for file systems without locks (``lock-unsupported``); nobody else may write then.
 
-    Raises :class:`InputError` (``file-locked``, ``file-replaced``, ``lock-unsupported``, ``input-threads``), OSError,
-    and what :func:`open` raises; the file is not changed then.
+    Raises :class:`InputError` (``file-locked``, ``file-replaced``, ``lock-unsupported``, ``input-threads``;
+    ``url-append`` for URLs, because objects in storage cannot grow), OSError, and what :func:`open` raises; the file
+    is not changed then.
     """
     if threads < 1:
         raise InputError(f"threads must be at least 1, not {threads}", code="input-threads")
-    place = Path(os.path.realpath(path))
+    if is_url(plain(path)):
+        raise refuse_appending(plain(path))
+    place = Path(os.path.realpath(plain(path)))
     disk = DiskFile(place, "r+b")
     reader = None
     try:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
@@ -15,7 +13,7 @@ from .compose import RECORD_TARGET
 from .header import Header
 from .info import Info
 from .layer import Layer
-from .target import Target
+from .target import new_target
 from .writer import Settings, Writer
 
 
@@ -39,6 +37,9 @@ def create(
     _record_target: int = RECORD_TARGET,
 ) -> Writer:
     """A :class:`Writer` of a new file at ``path``; use it in a ``with`` block.
+
+    ``path`` may be a URL such as ``s3://bucket/key``: the object is then uploaded when the block ends, and cannot be
+    flushed before (``url-flush``).
 
     The first ``sinks`` (default: what the layers' profiles ask for) and the newest ``recent`` tokens of every sequence
     stay exact.  ``positions_start`` is the position of token 0 in the model, ``shard`` (part, parts) by KV heads,
@@ -70,5 +71,5 @@ def create(
     header = Header(_file_id or secrets.token_bytes(16), resolved, sequences, sinks, recent, info)
     header.pack()  # raises whatever the header has to say before anything is written
     fitted = [layer.fitted_profile for layer in layers]
-    target = Target.new(Path(os.path.realpath(path)), header.salt, lock)
+    target = new_target(path, header.salt, lock)
     return Writer(target, header, Settings(threads, fitted, progress, _record_target))

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ..errors import IdentityError, InputError, TruncatedError
+from ..remote import RemoteBytes
+from ..urls import is_url, plain, shown
 from .header import Header, parse_header
 from .located import located
 from .payload import PayloadReader
@@ -51,6 +53,9 @@ def open(
     ``verify=False`` skips the checksums of pages and rows on reading.  ``threads`` bounds how many pages are decoded
     at once.
 
+    ``path`` may be a URL such as ``s3://bucket/key`` (extras ``s3`` and ``fsspec``): then only the ranges that are read
+    are fetched, in requests for whole 64 KiB or more.
+
     The file may be written to at the same time (:func:`append`): the reader keeps what it held when it was opened.
     ``mode="strict"`` refuses a file that was not closed; ``mode="salvage"`` also opens damaged files, checks every
     checksum, and reads each sequence up to its first token that is lost (:attr:`Reader.lost` says what is).
@@ -63,11 +68,9 @@ def open(
     """
     if mode not in MODES:
         raise InputError(f"mode must be one of {', '.join(MODES)}, not {mode!r}", code="open-mode")
-    name = os.fspath(path)
-    with Path(name).open("rb") as file:
-        # An empty file cannot be mapped; it fails as any other file without a header.
-        size = os.fstat(file.fileno()).st_size
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
+    name = plain(path)
+    mapping = RemoteBytes(name) if is_url(name) else _mapped(name)
+    name = shown(name)
     try:
         reader = Reader(name, mapping, verify, threads, mode, shard)
         with located(name):
@@ -78,6 +81,13 @@ def open(
             with suppress(BufferError):  # the traceback still holds views
                 mapping.close()
         raise
+
+
+def _mapped(name: str) -> mmap.mmap | None:
+    with Path(name).open("rb") as file:
+        # An empty file cannot be mapped; it fails as any other file without a header.
+        size = os.fstat(file.fileno()).st_size
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
 
 
 @dataclass(frozen=True)
@@ -157,7 +167,7 @@ class Reader:
     def __init__(
         self,
         path: str,
-        mapping: mmap.mmap | None,
+        mapping: mmap.mmap | RemoteBytes | None,
         verify: bool = True,
         threads: int = 1,
         mode: str = "tail",
@@ -165,7 +175,11 @@ class Reader:
     ) -> None:
         self.path = path
         self._mapping = mapping
-        data: Bytes = np.frombuffer(mapping if mapping is not None else b"", np.uint8)
+        data: Bytes
+        if isinstance(mapping, RemoteBytes):
+            data = cast(Bytes, mapping)  # has what readers use of an array
+        else:
+            data = np.frombuffer(mapping if mapping is not None else b"", np.uint8)
         with located(path):
             self.header: Header = parse_header(data)
             self.view = self.header.part(*shard) if shard else self.header

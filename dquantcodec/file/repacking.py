@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from .recordlog import RecordLog
 from .runs import RunLayout
 from .sequences import Stretch
 from .structs import EXACT_ONLY, MAX_RUN
-from .target import Target
+from .target import new_target
 from .tensor import LayerReader, page_stretches
 
 #: Payload a record of pages aims at; twice what a writer that must hold it together with rows takes.
@@ -48,7 +46,7 @@ def repack(
         file_id=_file_id or secrets.token_bytes(16),
         info=replace(reader.view.info, writer=f"dquantcodec {__version__}"),
     )
-    target = Target.new(Path(os.path.realpath(path)), header.salt, lock=False)
+    target = new_target(path, header.salt, lock=False)
     try:
         target.log.put_block(header.pack())
         for sequence in reader.sequences:

@@ -6,12 +6,10 @@ again, which loses something, so it is done only when asked for, and what it los
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +26,7 @@ from .repacking import REPACKED_TARGET, copied_pages
 from .runs import RunLayout
 from .shards import Shards, Source, Span, read_rows
 from .structs import EXACT_ONLY, MAX_RUN
-from .target import Target
+from .target import Target, new_target
 
 if TYPE_CHECKING:
     from ..compare import ErrorSums
@@ -89,7 +87,7 @@ def reshard(
     targets: list[Target] = []
     try:
         for path, output in zip(paths, outputs):
-            targets.append(Target.new(Path(os.path.realpath(path)), output.header.salt, lock=False))
+            targets.append(new_target(path, output.header.salt, lock=False))
             output.begin(targets[-1])
         for sequence in range(shards.sequences):
             for span, first, end in _portions(shards, sequence):

@@ -1,13 +1,22 @@
-"""Where a file being written lies: beside its name until it is published, under its name from then on."""
+"""Where a file being written lies: beside its name until it is published, under its name from then on.
+
+What is to become an object in storage lies in a temporary file until it is complete, and is then uploaded.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import secrets
 import sys
+import tempfile
+from os import PathLike
 from pathlib import Path
 
+from ..errors import InputError
+from ..staged import upload
+from ..urls import check_writable, is_url, plain, shown
 from .disk import DiskFile, sync_directory
 from .recordlog import RecordLog
 
@@ -40,6 +49,9 @@ class Target:
     @property
     def published(self) -> bool:
         return self._temporary is None
+
+    def check_flush(self) -> None:
+        """Refuse flushing where nothing can be published before it is complete."""
 
     def publish(self) -> None:
         """Give the file its name, with all that is written so far; no effect if it has it.
@@ -87,3 +99,41 @@ class Target:
         if self._temporary is not None:
             with contextlib.suppress(OSError):
                 self._temporary.unlink()
+
+
+class UploadedTarget(Target):
+    """An object in storage: written to a temporary file, uploaded when it is complete, whole or not at all."""
+
+    path: str  # type: ignore[assignment]  # of the object, to show to people
+
+    def __init__(self, url: str, salt: bytes) -> None:
+        check_writable(url)
+        handle, name = tempfile.mkstemp(prefix="dqkv-", suffix=".partial")
+        os.close(handle)
+        super().__init__(Path(name), RecordLog(DiskFile(Path(name), "r+b"), salt), Path(name))
+        self.path = shown(url)
+        self._url = url
+
+    def check_flush(self) -> None:
+        raise InputError(
+            f"{self.path}: objects in storage cannot grow, so there is nothing to flush to; close the writer, or write "
+            "to a file of this machine",
+            code="url-flush",
+            path=self.path,
+        )
+
+    def publish(self) -> None:
+        self.check_flush()
+
+    def complete(self) -> None:
+        assert self._temporary is not None
+        self.log.close()
+        self.log.disk.close()
+        upload(self._temporary, self._url)
+        self._temporary.unlink()
+
+
+def new_target(path: str | PathLike[str], salt: bytes, lock: bool) -> Target:
+    """A new file at a path, or a new object at a URL.  Raises OSError and what :func:`check_writable` raises."""
+    name = plain(path)
+    return UploadedTarget(name, salt) if is_url(name) else Target.new(Path(os.path.realpath(name)), salt, lock)

@@ -153,9 +153,11 @@ class Writer:
         flush of a new file gives it its name (and fits plans to the tokens there are), and the writer takes the lock of
         one writer.  A flush that has something to write costs at least 4 KiB and one sync.
 
-        Raises :class:`InputError` (``writer-closed``, ``lock-unsupported``) and OSError.
+        Raises :class:`InputError` (``writer-closed``, ``lock-unsupported``; ``url-flush`` for objects in storage, which
+        take tokens until the writer is closed) and OSError.
         """
         self._check_open()
+        self._target.check_flush()
         with self._aborting():
             if not self._begun:
                 longest = max(self._pending.values(), key=lambda one: one.waiting, default=Pending(0))

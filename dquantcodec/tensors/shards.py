@@ -12,7 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
+from ..places import is_folder, listing
+from ..remote import RemoteBytes
+from ..urls import base_name, beside, is_url, plain, shown
 from .dtypes import from_numpy, from_safetensors
+from .remote import remote_tensors
 from .stored import StoredTensor, UnpackedMember, plain_file
 
 SUFFIXES = (".safetensors", ".npz")
@@ -22,22 +26,48 @@ INDEX_SUFFIX = ".safetensors.index.json"
 def list_tensors(path: str | Path) -> dict[str, StoredTensor]:
     """Every tensor under ``path`` by name: a file, a ``*.safetensors.index.json``, or a folder of such files.
 
-    Nothing but headers is read.  Raises :class:`InputError` for a file that is no such file, a shard that an index
-    names but that is missing, and a name that stands in two files.
+    ``path`` may be a URL.  Nothing but headers is read.  Raises :class:`InputError` for a file that is no such file, a
+    shard that an index names but that is missing, and a name that stands in two files.
     """
     tensors: dict[str, StoredTensor] = {}
-    for file in _files(Path(path)):
-        for tensor in _read_headers(file):
+    for file in _url_files(plain(path)) if is_url(plain(path)) else _files(Path(plain(path))):
+        for tensor in remote_tensors(file, _read_headers) if isinstance(file, str) else _read_headers(file):
             if tensor.name in tensors:
                 raise InputError(
-                    f"tensor {tensor.name} stands in two files: {tensors[tensor.name].path} and {file}",
+                    f"tensor {tensor.name} stands in two files: {tensors[tensor.name].path} and {tensor.path}",
                     code="tensor-duplicate",
-                    path=str(path),
+                    path=shown(str(path)),
                 )
             tensors[tensor.name] = tensor
     if not tensors:
-        raise InputError("there are no tensors in it", code="input-empty", path=str(path))
+        raise InputError("there are no tensors in it", code="input-empty", path=shown(str(path)))
     return tensors
+
+
+def _url_files(url: str) -> list[str]:
+    """As :func:`_files`, of a file or folder in storage."""
+    name = base_name(url)
+    if name.endswith(INDEX_SUFFIX):
+        return _url_indexed(url)
+    if name.endswith(SUFFIXES) or not is_folder(url):
+        return [url]
+    inside = listing(url)
+    files = [beside(url, entry) for entry in inside if entry.endswith(SUFFIXES)]
+    for index in (beside(url, entry) for entry in inside if entry.endswith(INDEX_SUFFIX)):
+        files.extend(named for named in _url_indexed(index) if named not in files)
+    if not files:
+        raise InputError("the folder holds no .safetensors or .npz file", code="input-empty", path=shown(url))
+    return files
+
+
+def _url_indexed(url: str) -> list[str]:
+    """The shards that an index in storage names; one that is missing is found when its header is read."""
+    index = RemoteBytes(url)
+    try:
+        names = set(json.loads(index.fetch(0, index.size))["weight_map"].values())
+        return [beside(url.rpartition("/")[0], Path(name).name) for name in sorted(names)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError("no weight_map of tensors to files in it", code="input-damaged", path=shown(url)) from error
 
 
 def _files(path: Path) -> list[Path]:

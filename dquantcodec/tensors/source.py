@@ -10,6 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..urls import shown
 from .dtypes import FLOATS
 from .layouts import LAYOUTS, Geometry, decide_layout
 from .names import Naming, format_numbers, listing, match, recognise
@@ -119,7 +120,7 @@ def open_source(
     layers: Iterable[int] | None = None,
     bits: str | None = None,
 ) -> KVSource:
-    """Recognise the keys and values in a file or folder; reads headers only.
+    """Recognise the keys and values in a file or folder, of this machine or at a URL; reads headers only.
 
     ``key`` and ``value`` are name patterns with ``{layer}`` (both or none), ``layout`` an axis order; without them
     names and layout are recognised, and :class:`InputError` says what to give if they cannot be.  ``layers`` takes
@@ -131,9 +132,9 @@ def open_source(
         naming = match(tensors, key, value) if key is not None and value is not None else recognise(tensors)
         if layers is not None:
             naming = _only(naming, set(layers))
-        return _source(str(path), tensors, naming, layout, bits)
+        return _source(shown(str(path)), tensors, naming, layout, bits)
     except InputError as error:
-        error.where.setdefault("path", str(path))
+        error.where.setdefault("path", shown(str(path)))
         raise
 
 

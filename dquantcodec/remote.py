@@ -1,0 +1,104 @@
+"""Objects in storage, read by ranges."""
+
+from __future__ import annotations
+
+import errno
+from collections import OrderedDict
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .urls import filesystem, shown, storage
+
+#: Small reads fetch whole blocks, which stay for the next.
+BLOCK_BYTES = 64 << 10
+CACHE_BYTES = 16 << 20
+#: A read of so much is fetched as it is and not kept.
+LARGE_BYTES = 1 << 20
+#: Reads that follow one another fetch up to so much more at a time.
+AHEAD_BYTES = 4 << 20
+
+
+class RemoteBytes:
+    """The bytes of an object, read by ranges as they are asked for.
+
+    Stands where readers have the uint8 array of a mapped file: it has ``size``, and indexing gives arrays.  Threads may
+    share one.  An object that is replaced while it is read gives bytes that the checksums of a file refuse.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._fs, self._path = filesystem(url)
+        with storage(url):
+            # What a listing said before may be outdated.
+            self._fs.invalidate_cache(self._fs._parent(self._path))
+            self.info: dict[str, Any] = dict(self._fs.info(self._path))
+        if self.info.get("type") == "directory":
+            raise IsADirectoryError(errno.EISDIR, "is a folder; name a file", shown(url))
+        if self.info.get("size") is None:
+            raise OSError(errno.EIO, "the server does not say how large it is; download it first", shown(url))
+        self.size = int(self.info["size"])
+        self._lock = Lock()
+        self._blocks: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
+        self._next = -1
+        self._ahead = 1
+
+    def fetch(self, start: int, stop: int) -> bytes:
+        """Bytes ``start`` to ``stop`` in one request, past the cache.  Raises OSError."""
+        if start == stop:
+            return b""
+        with storage(self._url):
+            data = bytes(self._fs.cat_file(self._path, start=start, end=stop))
+        if len(data) != stop - start:
+            raise OSError(
+                errno.EIO,
+                f"{len(data)} bytes came where {stop - start} were asked for; the server gives no "
+                "ranges, or the object changed",
+                shown(self._url),
+            )
+        return data
+
+    def __getitem__(self, item: Any) -> NDArray[np.uint8]:
+        if isinstance(item, slice):
+            start, stop, step = item.indices(self.size)
+            assert step == 1
+            return self._read(start, max(start, stop))
+        places = np.asarray(item)
+        if not places.size:
+            return np.empty(places.shape, np.uint8)
+        low = int(places.min())
+        picked: NDArray[np.uint8] = self._read(low, int(places.max()) + 1)[places - low]
+        return picked
+
+    def close(self) -> None:
+        with self._lock:
+            self._blocks.clear()
+
+    def _read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        if stop - start >= LARGE_BYTES:
+            return np.frombuffer(self.fetch(start, stop), np.uint8)
+        first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
+        with self._lock:
+            self._hold(first, last)
+            blocks = [self._blocks[block] for block in range(first, last)]
+            for block in range(first, last):
+                self._blocks.move_to_end(block)
+            while len(self._blocks) * BLOCK_BYTES > CACHE_BYTES:
+                self._blocks.popitem(last=False)
+        joined = blocks[0] if len(blocks) == 1 else np.concatenate([np.empty(0, np.uint8), *blocks])
+        return joined[start - first * BLOCK_BYTES : stop - first * BLOCK_BYTES]
+
+    def _hold(self, first: int, last: int) -> None:
+        """Have the blocks ``first`` to before ``last``, in one request from the first to the last that is missing."""
+        missing = [block for block in range(first, last) if block not in self._blocks]
+        if not missing:
+            return
+        # Who reads on where the last request ended gets twice as much each time; others what they ask for.
+        self._ahead = min(2 * self._ahead, AHEAD_BYTES // BLOCK_BYTES) if missing[0] == self._next else 1
+        begin, end = missing[0], max(missing[-1] + 1, missing[0] + self._ahead)
+        data = np.frombuffer(self.fetch(begin * BLOCK_BYTES, min(end * BLOCK_BYTES, self.size)), np.uint8)
+        for at in range(0, data.size, BLOCK_BYTES):
+            self._blocks[begin + at // BLOCK_BYTES] = data[at : at + BLOCK_BYTES].copy()
+        self._next = end
