@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, TruncatedError
+from ..file.overlap import in_order
 from .console import Console, count, size
 from .options import (
     CommandParser,
+    add_device,
     add_threads,
+    check_device,
     check_output,
     common_options,
     layer_numbers,
@@ -25,9 +30,13 @@ from .options import (
 from .progress import Advance, path_of, prepare_kernels, progress
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ..tensors import OutputTensor, SafetensorsWriter
 
 BLOCK_BYTES = 16 << 20
+#: Threads that keep a device at work: each has a block of at most 16 MB, and as many blocks wait to be written.
+MOST_WORKERS = 8
 
 #: Names and layout for files that were not made by ``dqkv compress`` and so remember none.
 DEFAULT_SOURCE = {"key": "layers.{layer}.key", "value": "layers.{layer}.value", "layout": "BHTD"}
@@ -62,6 +71,7 @@ def add_parser(commands: Any) -> None:
         "--accept-torn", action="store_true", help="take the tokens that are whole in a file that lost its end"
     )
     add_threads(parser)
+    add_device(parser, "decode")
     parser.set_defaults(run=run)
 
 
@@ -80,10 +90,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from ..tensors import SafetensorsWriter
     from ..warm import DECODE
 
+    check_device(args)
     check_output(args.output, args.file)
     if Path(args.output).suffix in (".npz", ".dqkv"):
         raise InputError("decompress writes .safetensors; name OUT so", code="output-type", path=args.output)
-    with naming(args.file), open_file(args.file, threads=threads(args)) as reader:
+    with naming(args.file), open_file(args.file, threads=threads(args), device=args.device) as reader:
         if reader.torn and not args.accept_torn:
             whole = ", ".join(str(sequence.tokens) for sequence in reader.sequences)
             raise TruncatedError(
@@ -94,7 +105,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         # Sequences of different length share no range; each is cut by its own.
         ranges = [resolve_tokens(args.tokens, sequence.tokens) for sequence in reader.sequences]
         items = plan_items(reader, numbers, ranges, args.dtype)
-        prepare_kernels(console, DECODE, path_of(reader))
+        if args.device == "cpu":
+            prepare_kernels(console, DECODE, path_of(reader))
         began = perf_counter()
         total = sum(item.output.nbytes for item in items)
         note = {"decoded_from": Path(args.file).name, "codec": "dqkv " + ", ".join(profile_names(reader))}
@@ -102,8 +114,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
             progress(console, "decompressing", total) as advance,
             SafetensorsWriter(args.output, [item.output for item in items], note) as writer,
         ):
-            for item in items:
-                _decode(reader, item, ranges, writer, advance)
+            # On the CPU the codec shares out every block among threads itself.
+            workers = 0 if args.device == "cpu" else min(MOST_WORKERS, threads(args))
+            _decode(reader, items, ranges, writer, advance, workers)
     seconds = perf_counter() - began
     values = sum(item.output.values for item in items)
     console.say(
@@ -164,19 +177,55 @@ def plan_items(
     return items
 
 
+@dataclass(frozen=True)
+class _Block:
+    """Tokens ``start`` to ``stop`` of one sequence of ``item``, the ``slot``th of its output."""
+
+    item: Item
+    slot: int
+    first: int
+    start: int
+    stop: int
+
+
+def _blocks(items: Sequence[Item], ranges: Sequence[tuple[int, int]]) -> Iterator[_Block]:
+    for item in items:
+        geometry = item.output.geometry
+        step = max(128, BLOCK_BYTES // (4 * geometry.heads * geometry.head_dim) // 128 * 128)
+        for slot, sequence in enumerate(item.sequences):
+            first, last = ranges[sequence]
+            for start in range(first, last, step):
+                yield _Block(item, slot, first, start, min(start + step, last))
+
+
 def _decode(
-    reader: Any, item: Item, ranges: Sequence[tuple[int, int]], writer: SafetensorsWriter, advance: Advance
+    reader: Any,
+    items: Sequence[Item],
+    ranges: Sequence[tuple[int, int]],
+    writer: SafetensorsWriter,
+    advance: Advance,
+    workers: int,
 ) -> None:
+    """Write all blocks, in order; so many ``workers``, threads, decode the next ones meanwhile."""
+    import numpy as np
+
     from ..tensors import numpy_dtype
 
-    geometry = item.output.geometry
-    token_bytes = 4 * geometry.heads * geometry.head_dim
-    step = max(128, BLOCK_BYTES // token_bytes // 128 * 128)
-    for slot, sequence in enumerate(item.sequences):
-        tensor = getattr(reader.sequences[sequence].layers[item.place], item.kind)
-        first, last = ranges[sequence]
-        for start in range(first, last, step):
-            stop = min(start + step, last)
-            block = tensor.read(start, stop, dtype=numpy_dtype(item.output.dtype))
-            writer.write(item.output.name, slot, start - first, block)
-            advance(block.nbytes)
+    def decode(block: _Block) -> tuple[_Block, NDArray[Any]]:
+        item = block.item
+        tensor = getattr(reader.sequences[item.sequences[block.slot]].layers[item.place], item.kind)
+        rows: NDArray[Any] = tensor.read(block.start, block.stop, dtype=numpy_dtype(item.output.dtype))
+        if workers and not item.output.layout.endswith("THD"):
+            # Heads one after the other, as they are written: not a matter for the one thread that writes.
+            rows = np.ascontiguousarray(rows.transpose(1, 0, 2)).transpose(1, 0, 2)
+        return block, rows
+
+    blocks = _blocks(items, ranges)
+    with ExitStack() as opened:
+        results: Iterator[tuple[_Block, NDArray[Any]]] = map(decode, blocks)
+        if workers:
+            pool = opened.enter_context(ThreadPoolExecutor(workers))
+            results = opened.enter_context(closing(in_order(pool, decode, blocks, 2 * MOST_WORKERS)))
+        for block, rows in results:
+            writer.write(block.item.output.name, block.slot, block.start - block.first, rows)
+            advance(rows.nbytes)
