@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from threading import Event
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-def in_order(pool: Executor, function: Callable[[_T], _R], items: Iterable[_T], most: int) -> Iterator[_R]:
+def in_order(pool: Executor, function: Callable[[_T], _R], items: Iterable[_T], most: int) -> Generator[_R, None, None]:
     """``function`` of every item, in order, worked on by ``pool``; at most ``most`` results are held or being made.
 
     The first exception is raised where its result would be; nothing that had not begun by then is begun.
@@ -33,7 +33,7 @@ def in_order(pool: Executor, function: Callable[[_T], _R], items: Iterable[_T], 
                 future.exception()  # what it works with may be closed next
 
 
-def ahead(items: Iterator[_T]) -> Iterator[_T]:
+def ahead(items: Iterator[_T]) -> Generator[_T, None, None]:
     """``items``, each made by a thread of its own while the one before it is used.
 
     At most two are held: the one in use and the next.  An exception is raised where its item would be.
