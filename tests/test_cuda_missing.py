@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import nullcontext
 
 import pytest
 
 import dquantcodec
 from dquantcodec.cuda import device
+from dquantcodec.cuda.launches import Launch
 from dquantcodec.errors import DeviceError
 
 
@@ -18,7 +20,8 @@ def fresh_device() -> None:
 
 
 def test_everything_imports() -> None:
-    for name in ("arrays", "cache", "codec", "device", "encoder", "launches", "nvrtc", "params", "sources", "tables"):
+    names = "arrays cache codec device encoder hosted launches nvrtc params sources tables"
+    for name in names.split():
         importlib.import_module(f"dquantcodec.cuda.{name}")
     from dquantcodec.cuda import Cache, Codec
 
@@ -57,3 +60,29 @@ def test_an_unknown_device() -> None:
 
 def test_the_cpu_by_name() -> None:
     assert type(dquantcodec.Codec("2.26", 2, 64, device="cpu")) is dquantcodec.Codec
+
+
+def test_plans_that_share_machine_code_never_ask_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver keeps one number a function: the larger launch must still fit after the smaller one is loaded."""
+
+    class Function:
+        max_dynamic_shared_size_bytes = 0
+
+    class Module:
+        function = Function()
+
+        @staticmethod
+        def RawModule(path: str) -> type[Module]:  # noqa: N802 (CuPy's name)
+            return Module
+
+        @classmethod
+        def get_function(cls, name: str) -> Function:
+            return cls.function
+
+    monkeypatch.setattr(device, "cupy", lambda: Module)
+    monkeypatch.setattr(device.nvrtc, "cached_kernel", lambda *_: "one.cubin")
+    monkeypatch.setattr(device.Device, "current", nullcontext())
+    on = device.Device(0, "sm_90", 132, 233472)
+    for size in (60000, 200000, 100000):
+        device.Kernel(Launch("decode", (), 8, size, 1), on, "f")
+    assert Module.function.max_dynamic_shared_size_bytes == 200000

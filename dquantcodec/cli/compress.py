@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from ..file.overlap import ahead
 from ..profile import DEFAULT_PROFILE, PROFILES, Profile
 from ..urls import shown
 from .console import Console, count, size
@@ -16,11 +19,13 @@ from .info import collect_file
 from .many import add_batch_options, batched, run_batch
 from .options import (
     CommandParser,
+    add_device,
     add_model,
     add_recent,
     add_sinks,
     add_source_options,
     add_threads,
+    check_device,
     check_output,
     check_source_options,
     common_options,
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
 
 #: Bytes of keys and values held at once: large enough for whole pages of many layers, small beside 300 MB.
 BLOCK_BYTES = 32 << 20
+#: The same for a device, which wants longer work; the next block is read meanwhile.
+DEVICE_BLOCK_BYTES = 128 << 20
 
 EPILOG = """\
 IN is a .safetensors or .npz file, a *.safetensors.index.json, or a folder of
@@ -97,6 +104,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--revision", default="", metavar="NAME", help="revision of the model, kept in the file")
     add_nonfinite(parser)
     add_threads(parser)
+    add_device(parser, "encode")
     add_batch_options(parser)
     add_source_options(parser)
     parser.set_defaults(run=lambda args, console: run(parser, args, console))
@@ -125,6 +133,7 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
     from ..warm import DECODE, ENCODE, path_of
 
     check_source_options(parser, args)
+    check_device(args)
     args.file = args.files[0]
     reading = {word: getattr(args, word) for word in ("key", "value", "layout", "layers", "bits")}
     if batched(args):
@@ -138,15 +147,16 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
     for number in args.exact_layers:
         source.layer(number)
     settings = _settings(parser, args)
-    parts = ENCODE if console.quiet else (*ENCODE, *DECODE)
-    prepare_kernels(console, parts, path_of(Profile.named(settings.profile)))
+    if args.device == "cpu":
+        parts = ENCODE if console.quiet else (*ENCODE, *DECODE)
+        prepare_kernels(console, parts, path_of(Profile.named(settings.profile)))
     began = perf_counter()
     replaced = encode_source(source, args.output, settings, console)
     seconds = perf_counter() - began
     report(source, args.output, replaced, seconds, args.nonfinite, console)
     out_of_line = None
     if not console.quiet:
-        out_of_line = warn_out_of_line(estimate_layers(source, args.output, args.nonfinite), console)
+        out_of_line = warn_out_of_line(estimate_layers(source, args.output, args.nonfinite, args.device), console)
     if console.json:
         place = {"input": shown(args.file), "output": shown(args.output)}
         facts = {**place, "info": collect_file(args.output), "replaced": replaced}
@@ -171,6 +181,7 @@ def _settings(parser: CommandParser, args: argparse.Namespace) -> Settings:
         revision=args.revision,
         nonfinite=args.nonfinite,
         threads=threads(args),
+        device=args.device,
     )
 
 
@@ -188,6 +199,7 @@ class Settings:
     revision: str = ""
     nonfinite: str = "error"
     threads: int = 1
+    device: str = "cpu"
 
     @property
     def leading(self) -> int:
@@ -220,9 +232,12 @@ def encode_source(
             metadata={"source": source.record(), **(note or {})},
             threads=settings.threads,
             sequences=source.sequences,
+            device=settings.device,
         ) as writer,
     ):
-        return copy_tokens(source, writer, settings.nonfinite, advance, [0] * source.sequences)
+        # With a device at work, this machine's cores are free to read what it needs next.
+        readers = settings.threads if settings.device != "cpu" else 0
+        return copy_tokens(source, writer, settings.nonfinite, advance, [0] * source.sequences, readers)
 
 
 def _file_layer(layer: KVLayer, source: KVSource, settings: Settings) -> Any:
@@ -269,23 +284,57 @@ def _fitted(layer: KVLayer, source: KVSource, settings: Settings) -> str | list[
     return [fit_plan(profile, keys[:, heads], values[:, heads], words=words) for heads in groups]
 
 
-def copy_tokens(source: KVSource, writer: Any, policy: str, advance: Advance, firsts: Sequence[int]) -> int:
-    """Give ``writer`` the tokens of every sequence from its first of ``firsts`` on; how many numbers were replaced."""
-    step = max(128, BLOCK_BYTES // source.token_bytes // 128 * 128)
+def copy_tokens(
+    source: KVSource, writer: Any, policy: str, advance: Advance, firsts: Sequence[int], readers: int = 0
+) -> int:
+    """Give ``writer`` the tokens of every sequence from its first of ``firsts`` on; how many numbers were replaced.
+
+    So many ``readers``, threads, read the next tokens meanwhile.
+    """
     replaced = 0
-    for sequence in range(source.sequences):
-        for start in range(firsts[sequence], source.tokens, step):
-            stop = min(start + step, source.tokens)
-            blocks: dict[str, list[NDArray[Any]]] = {"key": [], "value": []}
-            for layer in source.layers:
-                for kind, arrays in blocks.items():
-                    block, changed = read_finite(source, layer, kind, (sequence, start, stop), policy)
-                    arrays.append(block)
-                    replaced += changed
-            writer.append(blocks["key"], blocks["value"], sequence=sequence)
-            advance((stop - start) * source.token_bytes)
-        writer.finish(sequence)  # so that only one sequence's newest tokens are ever held
+    with ExitStack() as opened:
+        pool = opened.enter_context(ThreadPoolExecutor(readers)) if readers else None
+        blocks = _blocks(source, policy, firsts, pool)
+        if pool:
+            blocks = opened.enter_context(closing(ahead(blocks)))
+        for block in blocks:
+            writer.append(block.keys, block.values, sequence=block.sequence)
+            replaced += block.replaced
+            advance(block.tokens * source.token_bytes)
+            if block.last:
+                writer.finish(block.sequence)  # so that only one sequence's newest tokens are ever held
     return replaced
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Tokens of one sequence, an array for each layer; ``last``: the sequence ends with them."""
+
+    sequence: int
+    tokens: int
+    last: bool
+    keys: list[NDArray[Any]]
+    values: list[NDArray[Any]]
+    replaced: int
+
+
+def _blocks(source: KVSource, policy: str, firsts: Sequence[int], pool: Executor | None) -> Iterator[_Block]:
+    step = max(128, (DEVICE_BLOCK_BYTES if pool else BLOCK_BYTES) // source.token_bytes // 128 * 128)
+    tensors = [(layer, kind) for layer in source.layers for kind in ("key", "value")]
+    for sequence in range(source.sequences):
+        # A sequence without tokens still has an end.
+        for start in range(firsts[sequence], max(source.tokens, firsts[sequence] + 1), step):
+            stop = min(start + step, source.tokens)
+
+            def read(
+                tensor: tuple[KVLayer, str], part: tuple[int, int, int] = (sequence, start, stop)
+            ) -> tuple[NDArray[Any], int]:
+                return read_finite(source, *tensor, part, policy)
+
+            arrays, changed = zip(*(pool.map if pool else map)(read, tensors))
+            yield _Block(
+                sequence, stop - start, stop == source.tokens, list(arrays[::2]), list(arrays[1::2]), sum(changed)
+            )
 
 
 def read_finite(
@@ -313,7 +362,7 @@ def read_finite(
     return block, 0
 
 
-def estimate_layers(source: KVSource, output: str, policy: str) -> dict[int, AttentionEstimate]:
+def estimate_layers(source: KVSource, output: str, policy: str, device: str = "cpu") -> dict[int, AttentionEstimate]:
     """Estimates of attention errors by layer number, from a few tokens of every coded layer of ``output``.
 
     The file is read back, so nothing more is held while encoding; tokens are read once more from ``source``.
@@ -325,7 +374,7 @@ def estimate_layers(source: KVSource, output: str, policy: str) -> dict[int, Att
     from ..tensors import replace_nonfinite
 
     estimates = {}
-    with open_file(output) as reader:
+    with open_file(output, device=device) as reader:
         for place, (layer, stored) in enumerate(zip(source.layers, reader.layers)):
             if not stored.plans or not stored.coded_tokens:
                 continue

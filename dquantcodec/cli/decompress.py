@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, TruncatedError
+from ..file.overlap import in_order
 from ..urls import base_name, shown
 from .console import Console, count, size
 from .many import add_batch_options, batched, run_batch
 from .options import (
     CommandParser,
     add_accept_torn,
+    add_device,
     add_threads,
+    check_device,
     check_output,
     common_options,
     layer_numbers,
@@ -28,9 +33,13 @@ from .options import (
 from .progress import Advance, path_of, prepare_kernels, progress
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ..tensors import OutputTensor, SafetensorsWriter
 
 BLOCK_BYTES = 16 << 20
+#: Threads that keep a device at work: each has a block of at most 16 MB, and as many blocks wait to be written.
+MOST_WORKERS = 8
 
 #: Names and layout for files that were not made by ``dqkv compress`` and so remember none.
 DEFAULT_SOURCE = {"key": "layers.{layer}.key", "value": "layers.{layer}.value", "layout": "BHTD"}
@@ -66,6 +75,7 @@ def add_parser(commands: Any) -> None:
     )
     add_accept_torn(parser)
     add_threads(parser)
+    add_device(parser, "decode")
     add_batch_options(parser)
     parser.set_defaults(run=lambda args, console: run(parser, args, console))
 
@@ -81,6 +91,7 @@ class Item:
 
 
 def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> int:
+    check_device(args)
     args.file = args.files[0]
     if batched(args):
         from ..batch import Decompress
@@ -99,10 +110,11 @@ class Decoding:
     tokens: tuple[int | None, int | None] | None = None
     accept_torn: bool = False
     threads: int = 1
+    device: str = "cpu"
 
 
 def decoding(args: argparse.Namespace) -> Decoding:
-    return Decoding(args.dtype, args.layers, args.tokens, args.accept_torn, threads(args))
+    return Decoding(args.dtype, args.layers, args.tokens, args.accept_torn, threads(args), args.device)
 
 
 def decode_file(file: str, output: str, how: Decoding, console: Console, note: Mapping[str, str] | None = None) -> None:
@@ -115,7 +127,11 @@ def decode_file(file: str, output: str, how: Decoding, console: Console, note: M
     check_output(output, file)
     if base_name(output).endswith((".npz", ".dqkv")):
         raise InputError("decompress writes .safetensors; name OUT so", code="output-type", path=shown(output))
-    with naming(file), open_file(file, threads=how.threads) as reader, written(output) as place:
+    with (
+        naming(file),
+        open_file(file, threads=how.threads, device=how.device) as reader,
+        written(output) as place,
+    ):
         if reader.torn and not how.accept_torn:
             whole = ", ".join(str(sequence.tokens) for sequence in reader.sequences)
             raise TruncatedError(
@@ -126,7 +142,8 @@ def decode_file(file: str, output: str, how: Decoding, console: Console, note: M
         # Sequences of different length share no range; each is cut by its own.
         ranges = [resolve_tokens(how.tokens, sequence.tokens) for sequence in reader.sequences]
         items = plan_items(reader, numbers, ranges, how.dtype)
-        prepare_kernels(console, DECODE, path_of(reader))
+        if how.device == "cpu":
+            prepare_kernels(console, DECODE, path_of(reader))
         began = perf_counter()
         total = sum(item.output.nbytes for item in items)
         about = {"decoded_from": base_name(file), "codec": "dqkv " + ", ".join(profile_names(reader))}
@@ -134,8 +151,9 @@ def decode_file(file: str, output: str, how: Decoding, console: Console, note: M
             progress(console, "decompressing", total) as advance,
             SafetensorsWriter(place, [item.output for item in items], {**about, **(note or {})}) as writer,
         ):
-            for item in items:
-                _decode(reader, item, ranges, writer, advance)
+            # On the CPU the codec shares out every block among threads itself.
+            workers = 0 if how.device == "cpu" else min(MOST_WORKERS, how.threads)
+            _decode(reader, items, ranges, writer, advance, workers)
         stored = Path(place).stat().st_size
     seconds = perf_counter() - began
     values = sum(item.output.values for item in items)
@@ -208,19 +226,55 @@ def plan_items(
     return items
 
 
+@dataclass(frozen=True)
+class _Block:
+    """Tokens ``start`` to ``stop`` of one sequence of ``item``, the ``slot``th of its output."""
+
+    item: Item
+    slot: int
+    first: int
+    start: int
+    stop: int
+
+
+def _blocks(items: Sequence[Item], ranges: Sequence[tuple[int, int]]) -> Iterator[_Block]:
+    for item in items:
+        geometry = item.output.geometry
+        step = max(128, BLOCK_BYTES // (4 * geometry.heads * geometry.head_dim) // 128 * 128)
+        for slot, sequence in enumerate(item.sequences):
+            first, last = ranges[sequence]
+            for start in range(first, last, step):
+                yield _Block(item, slot, first, start, min(start + step, last))
+
+
 def _decode(
-    reader: Any, item: Item, ranges: Sequence[tuple[int, int]], writer: SafetensorsWriter, advance: Advance
+    reader: Any,
+    items: Sequence[Item],
+    ranges: Sequence[tuple[int, int]],
+    writer: SafetensorsWriter,
+    advance: Advance,
+    workers: int,
 ) -> None:
+    """Write all blocks, in order; so many ``workers``, threads, decode the next ones meanwhile."""
+    import numpy as np
+
     from ..tensors import numpy_dtype
 
-    geometry = item.output.geometry
-    token_bytes = 4 * geometry.heads * geometry.head_dim
-    step = max(128, BLOCK_BYTES // token_bytes // 128 * 128)
-    for slot, sequence in enumerate(item.sequences):
-        tensor = getattr(reader.sequences[sequence].layers[item.place], item.kind)
-        first, last = ranges[sequence]
-        for start in range(first, last, step):
-            stop = min(start + step, last)
-            block = tensor.read(start, stop, dtype=numpy_dtype(item.output.dtype))
-            writer.write(item.output.name, slot, start - first, block)
-            advance(block.nbytes)
+    def decode(block: _Block) -> tuple[_Block, NDArray[Any]]:
+        item = block.item
+        tensor = getattr(reader.sequences[item.sequences[block.slot]].layers[item.place], item.kind)
+        rows: NDArray[Any] = tensor.read(block.start, block.stop, dtype=numpy_dtype(item.output.dtype))
+        if workers and not item.output.layout.endswith("THD"):
+            # Heads one after the other, as they are written: not a matter for the one thread that writes.
+            rows = np.ascontiguousarray(rows.transpose(1, 0, 2)).transpose(1, 0, 2)
+        return block, rows
+
+    blocks = _blocks(items, ranges)
+    with ExitStack() as opened:
+        results: Iterator[tuple[_Block, NDArray[Any]]] = map(decode, blocks)
+        if workers:
+            pool = opened.enter_context(ThreadPoolExecutor(workers))
+            results = opened.enter_context(closing(in_order(pool, decode, blocks, 2 * MOST_WORKERS)))
+        for block, rows in results:
+            writer.write(block.item.output.name, block.slot, block.start - block.first, rows)
+            advance(rows.nbytes)

@@ -133,6 +133,21 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, default=None, metavar="N", help="threads to use (all cores)")
 
 
+def add_device(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--device", default="cpu", metavar="NAME", help=f"{what} on cpu, cuda or cuda:1, with the same result (cpu)"
+    )
+
+
+def check_device(args: argparse.Namespace) -> None:
+    """Raise, before any work, the :class:`DeviceError` of a device that cannot be used."""
+    if args.device != "cpu":
+        from ..cuda.codec import device_number
+        from ..cuda.device import device
+
+        device(device_number(args.device))
+
+
 def threads(args: argparse.Namespace) -> int:
     """The threads to use: as asked, else as many as this process may run on."""
     if args.threads is not None:

@@ -172,7 +172,7 @@ class Codec:
                 return out
             self.decoder(kind, row.dtype).launch(pool.record, start, stop, row, statuses)
             if checked:
-                self._raise(kind, start, arrays.host(status))
+                raise_statuses(kind, start, arrays.host(status))
         return out
 
     def encoder(self, kind: str, dtype: str) -> Encoder:
@@ -215,31 +215,40 @@ class Codec:
         table = arrays.flat(numbers, "numbers", (needed,), "int32", self.device)
         return Pool((found.address, table.address, found.strides[0]), (found.owner, table.owner))
 
-    def _raise(self, kind: str, start: int, status: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        """Raise for the first token with a status, page fields before containers."""
-        if not status.any():
-            return
-        for reasons, error in ((PAGE_REASONS, FormatError), (REASONS, ChecksumError)):
-            wrong = np.argwhere(np.isin(status, list(reasons)))
-            if len(wrong):
-                token, substream = int(wrong[0][0]), int(wrong[0][1])
-                code = reasons[int(status[token, substream])]
-                part = f", sub-stream {substream}" if error is ChecksumError else ""
-                raise error(
-                    f"the {kind} container of token {start + token}{part} {EXPLANATIONS[code]}",
-                    code=code,
-                    kind=kind,
-                    token=start + token,
-                    substream=substream,
-                )
+
+def raise_statuses(kind: str, start: int, status: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    """Raise for the first token of ``status`` ``[tokens, S]`` that is not good, page fields before containers.
+
+    ``start`` is the token of the first row.
+    """
+    if not status.any():
+        return
+    for reasons, error in ((PAGE_REASONS, FormatError), (REASONS, ChecksumError)):
+        wrong = np.argwhere(np.isin(status, list(reasons)))
+        if len(wrong):
+            token, substream = int(wrong[0][0]), int(wrong[0][1])
+            code = reasons[int(status[token, substream])]
+            part = f", sub-stream {substream}" if error is ChecksumError else ""
+            raise error(
+                f"the {kind} container of token {start + token}{part} {EXPLANATIONS[code]}",
+                code=code,
+                kind=kind,
+                token=start + token,
+                substream=substream,
+            )
 
 
 def on_device(name: str, profile: str | Profile | Plan, kv_heads: int | None, head_dim: int | None) -> Codec:
     """A codec on the device called ``"cuda"`` or ``"cuda:1"``."""
+    return Codec(profile, kv_heads, head_dim, device=device_number(name))
+
+
+def device_number(name: str) -> int:
+    """The number of the device called ``"cuda"`` or ``"cuda:1"``.  Raises :class:`DeviceError` (``device-name``)."""
     kind, _, number = name.partition(":")
     if kind != "cuda" or not ((number.isascii() and number.isdigit()) or name == "cuda"):
         raise DeviceError(f"no device is called {name!r}; there are 'cpu', 'cuda' and 'cuda:1'", code="device-name")
-    return Codec(profile, kv_heads, head_dim, device=int(number or 0))
+    return int(number or 0)
 
 
 def _device(number: int) -> Device:

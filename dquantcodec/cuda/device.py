@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -82,16 +83,25 @@ def device(number: int) -> Device:
     )
 
 
+#: Shared memory asked for so far, by device, file and function.
+_asked: dict[tuple[int, str, str], int] = {}
+_lock = Lock()
+
+
 class Kernel:
     """A launch specialised and loaded for one device."""
 
     def __init__(self, launch: Launch, on: Device, function: str) -> None:
         self.launch, self.on = launch, on
-        path = nvrtc.cached_kernel(launch.name, launch.options, on.architecture)
-        with on.current:
+        # One at a time, so that threads that want the same machine code do not all make it.
+        with on.current, _lock:
+            path = nvrtc.cached_kernel(launch.name, launch.options, on.architecture)
             self.function = cupy().RawModule(path=str(path)).get_function(function)
-            # Asked for once: the driver refuses more than 48 KB otherwise.
-            self.function.max_dynamic_shared_size_bytes = launch.shared_bytes
+            # Asked for once: the driver refuses more than 48 KB otherwise.  Plans that share machine code share what is
+            # asked for, so it must never become less.
+            key = on.number, str(path), function
+            _asked[key] = max(_asked.get(key, 0), launch.shared_bytes)
+            self.function.max_dynamic_shared_size_bytes = _asked[key]
 
     def __call__(self, blocks: int, record: np.ndarray[Any, Any]) -> None:
         """Launch ``blocks`` blocks on the current stream; ``record`` is the one parameter, passed by value."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, LimitError
 from ..urls import is_url, plain, refuse_appending
+from .coding import coding
 from .compose import RECORD_TARGET
 from .disk import DiskFile
 from .layer import KINDS
@@ -20,8 +21,10 @@ from .reader import open as open_reader
 from .recordlog import RecordLog
 from .structs import REWIND
 from .target import Target
-from .writer import PORTION_BYTES, Resumed, Settings, Writer
+from .writer import Resumed, Settings, Writer
 
+#: Rows read at a time, all layers together.
+PORTION_BYTES = 16 << 20
 #: Epochs are u32.
 _MOST_EPOCHS = 1 << 32
 
@@ -33,6 +36,7 @@ def append(
     threads: int = 1,
     progress: Callable[[int], object] | None = None,
     lock: bool = True,
+    device: str = "cpu",
     _record_target: int = RECORD_TARGET,
 ) -> Writer:
     """A :class:`Writer` that continues the file at ``path``; use it in a ``with`` block.
@@ -45,16 +49,18 @@ def append(
     Only whole windows are coded, so a file closed by this writer holds more exact tokens than ``recent``, by less than
     a window.
 
-    ``lock=False`` is for file systems without locks (``lock-unsupported``); nobody else may write then.
+    ``lock=False`` is for file systems without locks (``lock-unsupported``); nobody else may write then.  ``device`` is
+    what :func:`create` takes.
 
     Raises :class:`InputError` (``file-locked``, ``file-replaced``, ``lock-unsupported``, ``input-threads``;
-    ``url-append`` for URLs, because objects in storage cannot grow), OSError, and what :func:`open` raises; the file
-    is not changed then.
+    ``url-append`` for URLs, because objects in storage cannot grow), OSError, and what :func:`open` raises,
+    :class:`DeviceError` among it; the file is not changed then.
     """
     if threads < 1:
         raise InputError(f"threads must be at least 1, not {threads}", code="input-threads")
     if is_url(plain(path)):
         raise refuse_appending(plain(path))
+    coded = coding(device, threads)
     place = Path(os.path.realpath(plain(path)))
     disk = DiskFile(place, "r+b")
     reader = None
@@ -69,7 +75,7 @@ def append(
         writer = Writer(
             Target(place, log),
             reader.header,
-            Settings(threads, (), progress, _record_target, resume, False, reader.close),
+            Settings(threads, (), progress, _record_target, resume, False, reader.close, coded),
         )
         for number, sequence in enumerate(reader.sequences):
             if not sequence.log.agreed:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import ChecksumError, DQuantError, InputError
 from ..plan import Plan
+from .coding import Coding, coding
 from .header import Header
 from .layer import KINDS
 from .records import Record, RecordRules, RowsEntry, payload_bytes
@@ -26,12 +27,15 @@ ROWS_CACHE_BYTES = 32 << 20
 class PayloadReader:
     """The mapped file, what was verified in it, and the codecs its plans ask for.  Threads may share one."""
 
-    def __init__(self, path: str, data: Bytes, rules: RecordRules, verify: bool, threads: int = 1) -> None:
+    def __init__(
+        self, path: str, data: Bytes, rules: RecordRules, verify: bool, threads: int = 1, coded: Coding | None = None
+    ) -> None:
         self.path = path
         self._data: Bytes | None = data
         self._rules = rules
         self._verify = verify
         self._threads = threads
+        self.coding = coded or coding("cpu", threads)
         self._lock = Lock()
         self._page_tables: dict[int, NDArray[np.uint32]] = {}
         self._rows_tables: dict[int, list[RowsEntry]] = {}
@@ -40,6 +44,7 @@ class PayloadReader:
         self._rows: OrderedDict[tuple[int, int], NDArray[Any]] = OrderedDict()
         self._rows_bytes = 0
         self._codecs: dict[int, Any] = {}
+        self._decoders: dict[int, Any] = {}
         self.pages_checked = 0
 
     @property
@@ -58,13 +63,20 @@ class PayloadReader:
         self._rows_bytes = 0
 
     def codec(self, plan: Plan) -> Any:
-        """The :class:`Codec` of ``plan``, loaded (with Numba) when something is first decoded."""
+        """The :class:`Codec` of ``plan`` on the CPU, loaded (with Numba) when something is first decoded."""
         with self._lock:
             if id(plan) not in self._codecs:
                 from ..codec import Codec
 
                 self._codecs[id(plan)] = Codec(plan, threads=self._threads)
             return self._codecs[id(plan)]
+
+    def decoder(self, plan: Plan) -> Any:
+        """What decodes pages of ``plan`` where the file was asked to be read: the codec, or one on another device."""
+        with self._lock:
+            if id(plan) not in self._decoders:
+                self._decoders[id(plan)] = self.coding.codec(plan, self._threads)
+            return self._decoders[id(plan)]
 
     @property
     def run(self) -> RunLayout:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,10 +41,12 @@ class Pending:
     def waiting(self) -> int:
         return self.end - self.start
 
-    def put(self, rows: list[NDArray[Any]]) -> None:
-        """Add rows, one array ``[t, H, D]`` per queue; they are copied, so the caller may reuse its arrays."""
-        for queue, array in zip(self._portions, rows, strict=True):
-            queue.append(np.array(array, order="C"))
+    def put(self, rows: list[NDArray[Any]], pool: Executor | None = None) -> None:
+        """Add rows, one array ``[t, H, D]`` per queue; they are copied (by ``pool``, if given), so the caller may reuse
+        its arrays."""
+        copied = (pool.map if pool else map)(partial(np.array, order="C"), rows)
+        for queue, array in zip(self._portions, copied, strict=True):
+            queue.append(array)
         self.end += len(rows[0])
 
     def peek(self, start: int, stop: int) -> list[NDArray[Any]]:

@@ -20,6 +20,7 @@ import numpy as np
 from ..errors import IdentityError, InputError, TruncatedError
 from ..remote import RemoteBytes
 from ..urls import is_url, plain, shown
+from .coding import Coding, coding
 from .header import Header, parse_header
 from .located import located
 from .payload import PayloadReader
@@ -43,6 +44,7 @@ def open(
     verify: bool = True,
     threads: int = 1,
     mode: str = "tail",
+    device: str = "cpu",
 ) -> Reader:
     """A :class:`Reader` of the file at ``path``; use it in a ``with`` block.
 
@@ -51,7 +53,8 @@ def open(
     ``shard`` ``(i, n)`` reads part ``i`` of ``n`` of the model's KV heads alone: layers are as those of a file that has
     no other heads, ``expect`` looks at that, and no page of another rank is touched.
     ``verify=False`` skips the checksums of pages and rows on reading.  ``threads`` bounds how many pages are decoded
-    at once.
+    at once.  ``device="cuda"`` or ``"cuda:1"`` decodes pages on that GPU, to the same numbers, in NumPy arrays as
+    before; threads that read at once overlap there.  Attention stays on the CPU.
 
     ``path`` may be a URL such as ``s3://bucket/key`` (extras ``s3`` and ``fsspec``): then only the ranges that are read
     are fetched, in requests for whole 64 KiB or more.
@@ -60,19 +63,21 @@ def open(
     ``mode="strict"`` refuses a file that was not closed; ``mode="salvage"`` also opens damaged files, checks every
     checksum, and reads each sequence up to its first token that is lost (:attr:`Reader.lost` says what is).
 
-    Raises :class:`IdentityError` (``identity-<field>``; ``identity-shard`` for a file without that part),
-    :class:`InputError` (``open-mode``) and where heads or head groups do not allow the cut (``shard-heads``,
-    ``shard-groups``), and for files that are not whole and sound :class:`FormatError`, :class:`UnsupportedError`,
-    :class:`ChecksumError`, :class:`TruncatedError` or :class:`LimitError` (specification, clause 9.4).  A torn tail is
+    Raises :class:`DeviceError`, :class:`IdentityError` (``identity-<field>``; ``identity-shard`` for a file without
+    that part), :class:`InputError` (``open-mode``) and where heads or head groups do not allow the cut
+    (``shard-heads``, ``shard-groups``), and for files that are not whole and sound :class:`FormatError`,
+    :class:`UnsupportedError`, :class:`ChecksumError`, :class:`TruncatedError` or :class:`LimitError` (specification,
+    clause 9.4).  A torn tail is
     no error unless ``mode`` is strict (``log-torn``): see :attr:`Reader.torn`.
     """
     if mode not in MODES:
         raise InputError(f"mode must be one of {', '.join(MODES)}, not {mode!r}", code="open-mode")
+    coded = coding(device, threads)
     name = plain(path)
     mapping = RemoteBytes(name) if is_url(name) else _mapped(name)
     name = shown(name)
     try:
-        reader = Reader(name, mapping, verify, threads, mode, shard)
+        reader = Reader(name, mapping, verify, threads, mode, shard, coded)
         with located(name):
             _check_identity(reader.view, expect or {})
         return reader
@@ -172,6 +177,7 @@ class Reader:
         threads: int = 1,
         mode: str = "tail",
         shard: tuple[int, int] | None = None,
+        coded: Coding | None = None,
     ) -> None:
         self.path = path
         self._mapping = mapping
@@ -198,7 +204,7 @@ class Reader:
                 )
         self.torn = self.log.torn
         self.indexed = self.log.indexed
-        self._payload = PayloadReader(path, data, self.rules, verify, threads)
+        self._payload = PayloadReader(path, data, self.rules, verify, threads, coded)
         self.sequences = tuple(SequenceReader(self._payload, log, number, heads) for number, log in enumerate(logs))
 
     @property

@@ -38,6 +38,10 @@ class Piece(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def tokens(self) -> int:
+        return self.stop - self.start
+
 
 class LayerReader:
     """One layer of one sequence, all its heads or some whole head groups.
@@ -223,6 +227,10 @@ class LayerReader:
             yield Piece(stretch.record, max(start, stretch.first) - before, min(stop, stretch.end) - before)
 
 
+def _windows(pieces: Iterable[Piece], window: int) -> int:
+    return sum(-(-piece.stop // window) - piece.start // window for piece in pieces)
+
+
 def page_stretches(stretches: Iterable[Stretch], window: int) -> list[list[Stretch]]:
     """The pages among ``stretches``, in runs whose pages are full but for the last."""
     runs: list[list[Stretch]] = []
@@ -263,12 +271,13 @@ class TensorReader:
         out = np.empty((max(0, stop - start), *self.shape[1:]), check_dtype(dtype))
         done = 0
         with located(self._payload.path):
-            for piece in self._layer.pieces(start, stop):
-                part = out[done : done + piece.stop - piece.start]
-                if piece.record.header.type == PAGES:
+            for pieces in self._gathered(self._layer.pieces(start, stop)):
+                part = out[done : done + sum(piece.tokens for piece in pieces)]
+                if pieces[0].record.header.type == PAGES:
                     for slot, heads in zip(self._layer.slots, self._layer.spec.groups):
-                        part[:, heads] = self._decode(piece, slot, out.dtype)
+                        part[:, heads] = self._decode(pieces, slot, out.dtype)
                 else:
+                    piece = pieces[0]
                     part[:] = self._layer.rows(piece.record, self.kind)[piece.start : piece.stop]
                 done += len(part)
         return out
@@ -295,21 +304,45 @@ class TensorReader:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         return self.read(dtype=self.dtype if dtype is None else dtype)
 
-    def _decode(self, piece: Piece, slot: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def _gathered(self, pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+        """``pieces``, those together whose pages follow one another and are few enough to decode at once."""
+        run, most = self._payload.run, self._payload.coding.gathered_bytes
+        size = sum(run.slots[slot].layout.page_bytes for slot in self._layer.slots)
+        together: list[Piece] = []
+        for piece in pieces:
+            if together:
+                last = together[-1]
+                both = last.record.header.type == piece.record.header.type == PAGES
+                whole = both and last.stop == last.record.header.tokens and last.stop % run.window == 0
+                if not (whole and piece.start == 0 and size * _windows([*together, piece], run.window) <= most):
+                    yield together
+                    together = []
+            together.append(piece)
+        if together:
+            yield together
+
+    def _decode(self, pieces: list[Piece], slot: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         from ..codec import Pages
 
-        plan = self._payload.run.slots[slot].plan
-        first = piece.start // plan.window
-        last = -(-piece.stop // plan.window)
-        data = self._payload.pages(piece.record, slot, first, last)
-        before = first * plan.window
-        pages = Pages(data, min(last * plan.window, piece.record.header.tokens) - before)
+        window, layout = self._payload.run.window, self._payload.run.slots[slot].layout
+        spans = [(piece.start // window, -(-piece.stop // window)) for piece in pieces]
+        data = np.empty((sum(last - first for first, last in spans), layout.page_bytes), np.uint8)
+        done = 0
+        for piece, (first, last) in zip(pieces, spans):
+            self._payload.copy_pages(piece.record, slot, first, data[done : done + last - first])
+            done += last - first
+        # Tokens of the pages before those that are meant, and of all: only the last record may end within a page.
+        before = spans[0][0] * window
+        behind = pieces[-1].record.header.tokens - spans[-1][0] * window
+        tokens = min(len(data) * window, (len(data) - (spans[-1][1] - spans[-1][0])) * window + behind)
+        skipped = pieces[0].start - before
+        wanted = sum(piece.tokens for piece in pieces)
         try:
-            rows: NDArray[Any] = self._payload.codec(plan).decode_kind(
-                pages, self.kind, piece.start - before, piece.stop - before, dtype=dtype
+            rows: NDArray[Any] = self._payload.decoder(self._payload.run.slots[slot].plan).decode_kind(
+                Pages(data, tokens), self.kind, skipped, skipped + wanted, dtype=dtype
             )
         except (ChecksumError, FormatError) as error:
-            token = piece.record.header.first + before + int(str(error.where["token"]))
+            token = pieces[0].record.header.first + before + int(str(error.where["token"]))
             where: dict[str, Any] = {**error.where, "layer": self._layer.index, "token": token}
             raise type(error)(
                 f"the {self.kind} container of {self._payload.run.named(slot)}, token {token} is damaged or was never "

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -20,17 +21,19 @@ from numpy.typing import NDArray
 from ..errors import InputError, LimitError
 from ..profile import Profile
 from . import structs
+from .coding import Coding, coding
 from .compose import RECORD_TARGET, write_pages, write_rows
 from .header import Header
 from .incoming import incoming_rows
 from .layer import Layer
+from .overlap import Behind
 from .pending import Pending
 from .runs import RunLayout
 from .structs import EXACT_ONLY, REWIND
 from .target import Target
 
-#: Rows taken in at a time, all layers together.
-PORTION_BYTES = 16 << 20
+#: Records that may wait for the thread that writes them.
+MOST_BEHIND = 2
 #: Tokens that plans are fitted to; a finished sequence may have fewer, but not fewer than the least.
 FIT_TOKENS = 512
 LEAST_TOKENS = 32
@@ -62,6 +65,8 @@ class Settings:
         windows are coded, so that the next writer can fill the last one.
     ended
         Called when the writer is closed or aborted.
+    coding
+        Where pages are encoded; by default on the CPU.
     """
 
     threads: int = 1
@@ -71,6 +76,7 @@ class Settings:
     resume: Callable[[int], Resumed] | None = None
     cut_pages: bool = True
     ended: Callable[[], object] | None = None
+    coding: Coding | None = None
 
 
 class Writer:
@@ -97,14 +103,19 @@ class Writer:
         self._exact = [place for place, layer in enumerate(header.layers) if layer.storage == "exact"]
         self._present = [place for place, layer in enumerate(header.layers) if layer.storage != "absent"]
         # Threads take head groups where there are several, otherwise the pages of the one.
-        self._shared = len(self._run.slots) > 1
-        self._pool = ThreadPoolExecutor(settings.threads) if self._shared and settings.threads > 1 else None
+        self._coding = settings.coding or coding("cpu", settings.threads)
+        self._shared = len(self._run.slots) > 1 or self._coding.overlapped
+        threads = self._coding.threads
+        self._pool = ThreadPoolExecutor(threads) if self._shared and threads > 1 else None
+        self._behind = Behind(MOST_BEHIND) if self._coding.overlapped else None
         #: Tokens encoded at a time; without coded layers any number serves.
         self._window = header.window or 128
         exact_bytes = self._window * sum(2 * header.layers[place].row_bytes for place in self._exact)
         per_window = self._run.window_bytes + exact_bytes
         self._run_windows = max(1, min(structs.MAX_RUN, settings.record_target // max(1, per_window)))
         self._row_bytes = sum(2 * header.layers[place].row_bytes for place in self._present)
+        #: Tokens taken in at a time.
+        self._portion = max(self._window, self._coding.portion_bytes // max(1, self._row_bytes))
         self._pending: dict[int, Pending] = {}
         self._finished: set[int] = set()
         if settings.resume:
@@ -139,7 +150,7 @@ class Writer:
         with self._aborting():
             for start in range(0, tokens, self._portion):
                 portion = [array[start : start + self._portion] for array in rows]
-                pending.put(portion)
+                pending.put(portion, self._pool if self._coding.overlapped else None)
                 self._advance(sequence, pending)
                 if self._settings.progress:
                     self._settings.progress(len(portion[0]))
@@ -168,6 +179,7 @@ class Writer:
                 first = max(pending.start, pending.held)
                 if newest:
                     self._hold(sequence, pending, first, pending.peek(first - pending.start, pending.waiting))
+            self._settle()
             self._target.publish()
 
     def rewind(self, tokens: int, sequence: int = 0) -> None:
@@ -186,7 +198,8 @@ class Writer:
             if pending.start - pending.collected < tokens < pending.start:
                 self._flush_run(sequence, pending)
             if tokens < pending.held:
-                self._log.put(REWIND, sequence, tokens, 0)
+                self._write(partial(self._log.put, REWIND, sequence, tokens, 0))
+            self._settle()
             pending.cut(tokens)
 
     def finish(self, sequence: int) -> None:
@@ -208,12 +221,15 @@ class Writer:
         with self._aborting():
             if not self._begun:
                 self._begin(self._header)
+            self._settle()
             self._target.complete()
         self._end()
 
     def abort(self) -> None:
         """Drop what is in memory only; see the class for what becomes of the file.  No effect on a closed writer."""
         if self._open:
+            if self._behind:
+                self._behind.stop()
             self._target.leave(whole=not self._halfway)
             self._end()
 
@@ -238,6 +254,8 @@ class Writer:
         self._short.clear()
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
+        if self._behind:
+            self._behind.stop()
         if self._settings.ended:
             self._settings.ended()
 
@@ -251,10 +269,16 @@ class Writer:
             self.abort()
             raise
 
-    @property
-    def _portion(self) -> int:
-        """Tokens taken in at a time."""
-        return max(self._window, PORTION_BYTES // max(1, self._row_bytes))
+    def _write(self, call: Callable[[], object]) -> None:
+        """Make a call that writes, behind all others; :meth:`_settle` waits for them."""
+        if self._behind:
+            self._behind.do(call)
+        else:
+            call()
+
+    def _settle(self) -> None:
+        if self._behind:
+            self._behind.wait()
 
     def _sequence(self, sequence: int) -> Pending:
         """What is held of a sequence that takes tokens; of a resumed one its rows are read first."""
@@ -297,14 +321,12 @@ class Writer:
         self._begin(self._fit(pending.peek(sinks, sinks + tokens)) if enough else self._header)
 
     def _use(self, header: Header) -> None:
-        from ..codec import Codec
-
         self._header = header
         self._begun = True
         self._run = RunLayout.of(header)
         plans = {id(slot.plan): slot.plan for slot in self._run.slots}
-        threads = 1 if self._shared else self._settings.threads
-        codecs = {key: Codec(plan, threads=threads) for key, plan in plans.items()}
+        threads = 1 if self._shared else self._coding.threads
+        codecs = {key: self._coding.codec(plan, threads) for key, plan in plans.items()}
         self._codecs = [codecs[id(slot.plan)] for slot in self._run.slots]
 
     def _fit(self, rows: list[NDArray[Any]]) -> Header:
@@ -342,10 +364,9 @@ class Writer:
             self._hold(sequence, pending, pending.start, pending.take(sinks - pending.start))
         if pending.start >= sinks:
             while (windows := (pending.waiting - recent) // self._window) > 0:
-                windows = min(windows, self._run_windows - pending.collected // self._window)
+                if not self._coding.overlapped:
+                    windows = min(windows, self._run_windows - pending.collected // self._window)
                 self._collect(sequence, pending, windows * self._window)
-                if pending.collected == self._run_windows * self._window:
-                    self._flush_run(sequence, pending)
             if last:
                 if self._settings.cut_pages:
                     self._collect(sequence, pending, max(0, pending.waiting - recent))
@@ -354,7 +375,7 @@ class Writer:
             self._hold(sequence, pending, pending.start, pending.take(pending.waiting))
 
     def _collect(self, sequence: int, pending: Pending, tokens: int) -> None:
-        """Encode the next ``tokens`` tokens and keep the pages for the run."""
+        """Encode the next ``tokens`` tokens and keep the pages for the run, which is written whenever it is full."""
         if not tokens:
             return
         first = pending.start
@@ -371,50 +392,75 @@ class Writer:
             self._flush_run(sequence, pending)
             pending.drop(min(first + before + self._window, pending.held) - pending.start)
             return
-        pending.drop(tokens)
         places = [place for place in self._present for _ in range(2)]
-        pending.collect(tokens, pages, [array for place, array in zip(places, rows) if place in self._exact])
+        exact = [array for place, array in zip(places, rows) if place in self._exact]
+        full, start = self._run_windows * self._window, 0
+        while start < tokens:
+            stop = min(tokens, start + full - pending.collected)
+            window = slice(start // self._window, -(-stop // self._window))
+            pending.drop(stop - start)
+            pending.collect(stop - start, [page[window] for page in pages], [array[start:stop] for array in exact])
+            if pending.collected == full:
+                self._flush_run(sequence, pending)
+            start = stop
 
     def _encode(self, rows: list[NDArray[Any]], first: int) -> list[NDArray[np.uint8]]:
         """Pages of each coded layer for ``rows`` (key, value of each present layer) from token ``first`` on."""
         pairs = {place: rows[2 * i : 2 * i + 2] for i, place in enumerate(self._present)}
 
-        def encode(number: int) -> NDArray[np.uint8]:
+        tokens = len(rows[0])
+        slots = range(len(self._run.slots))
+        # Threads that wait for a device share out a layer's windows where there are fewer layers than threads.
+        shares = -(-2 * self._coding.threads // max(1, len(slots))) if self._coding.overlapped else 1
+        step = max(1, -(-self._run.windows(tokens) // shares)) * self._window if slots else tokens
+
+        def encode(part: tuple[int, int]) -> NDArray[np.uint8]:
+            number, begin = part
             slot = self._run.slots[number]
-            with _telling_tokens(slot.layer, first, slot.heads.start):
-                part = [array[:, slot.heads] for array in pairs[slot.layer]]
-                pages: NDArray[np.uint8] = self._codecs[number].encode(*part).data
+            with _telling_tokens(slot.layer, first + begin, slot.heads.start):
+                arrays = [array[begin : begin + step, slot.heads] for array in pairs[slot.layer]]
+                pages: NDArray[np.uint8] = self._codecs[number].encode(*arrays).data
                 return pages
 
-        slots = range(len(self._run.slots))
-        return list(self._pool.map(encode, slots) if self._pool else map(encode, slots))
+        parts = [(number, begin) for number in slots for begin in range(0, tokens, step)]
+        coded = list(self._pool.map(encode, parts) if self._pool else map(encode, parts))
+        if step >= tokens:
+            return coded
+        each = len(parts) // len(slots)
+        return [np.concatenate(coded[i : i + each]) for i in range(0, len(coded), each)]
 
     def _flush_run(self, sequence: int, pending: Pending) -> None:
         run = pending.take_run()
         if run is None:
             return
-        self._halfway = True
-        if run.pages:
-            write_pages(self._log, self._run, sequence, run.first, run.tokens, run.pages)
-        self._hold(sequence, pending, run.first, run.exact_rows, self._exact, EXACT_ONLY)
-        pending.held = max(pending.held, run.first + run.tokens)
-        self._halfway = False
+        exact = self._unheld(pending, run.first, run.exact_rows)
 
-    def _hold(
-        self,
-        sequence: int,
-        pending: Pending,
-        first: int,
-        rows: list[NDArray[Any]],
-        places: Sequence[int] | None = None,
-        flags: int = 0,
-    ) -> None:
-        """Write those of ``rows``, from token ``first`` on, that the file does not hold; of all layers by default."""
-        new = max(first, pending.held) - first
-        layers = [self._header.layers[place] for place in (self._present if places is None else places)]
-        write_rows(self._log, layers, sequence, first + new, [array[new:] for array in rows], flags)
-        if places is None and rows:
+        def write() -> None:
+            self._halfway = True
+            if run.pages:
+                write_pages(self._log, self._run, sequence, run.first, run.tokens, run.pages)
+            self._write_rows(self._exact, sequence, *exact, EXACT_ONLY)
+            self._halfway = False
+
+        self._write(write)
+        pending.held = max(pending.held, run.first + run.tokens)
+
+    def _hold(self, sequence: int, pending: Pending, first: int, rows: list[NDArray[Any]]) -> None:
+        """Write those of ``rows`` of all layers, from token ``first`` on, that the file does not hold."""
+        self._write(partial(self._write_rows, self._present, sequence, *self._unheld(pending, first, rows)))
+        if rows:
             pending.held = max(pending.held, first + len(rows[0]))
+
+    @staticmethod
+    def _unheld(pending: Pending, first: int, rows: list[NDArray[Any]]) -> tuple[int, list[NDArray[Any]]]:
+        """Those of ``rows``, from token ``first`` on, that the file does not hold, and their first token."""
+        new = max(first, pending.held) - first
+        return first + new, [array[new:] for array in rows]
+
+    def _write_rows(
+        self, places: Sequence[int], sequence: int, first: int, rows: list[NDArray[Any]], flags: int = 0
+    ) -> None:
+        write_rows(self._log, [self._header.layers[place] for place in places], sequence, first, rows, flags)
 
 
 @contextlib.contextmanager

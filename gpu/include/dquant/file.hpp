@@ -104,6 +104,41 @@ public:
         return out;
     }
 
+    // Coded tokens that follow one another: pages as kernels take them, each of `page_bytes`, the last filled up with zeros.
+    struct PageRun {
+        std::uint64_t first = 0, tokens = 0;
+        std::vector<std::uint8_t> pages;
+    };
+
+    // All coded tokens of one of the header's head groups.  A run ends where an exact token follows or a page that is not
+    // full.
+    std::vector<PageRun> page_runs(std::uint32_t group, std::uint32_t sequence = 0) const {
+        const std::uint64_t page_bytes = header_.groups.at(group).profile->page_bytes(header_.window);
+        std::vector<PageRun> runs;
+        std::uint64_t end = 0;
+        for (const Stretch& stretch : sequences_.at(sequence).coded) {
+            const Record& record = records_[stretch.record];
+            if (record.type != PAGES) continue;
+            const std::uint64_t tokens = stretch.last - stretch.first;
+            if (runs.empty() || stretch.first != end || runs.back().tokens % header_.window)
+                runs.push_back({stretch.first, 0, {}});
+            PageRun& run = runs.back();
+            const Bytes crcs = page_table(record);
+            std::uint64_t number = 0;
+            for_pages(record, header_, [&](const PagePlace& p) {
+                const std::uint32_t crc = crcs.get<std::uint32_t>(4 * number++);
+                if (p.group != group || std::uint64_t{p.window} * header_.window >= tokens) return;
+                const Bytes page = payload(record).part(p.at, p.size);
+                need(crc32c(page) == crc, "page-crc");
+                run.pages.insert(run.pages.end(), page.data, page.data + page.size);
+                run.pages.resize(run.pages.size() + page_bytes - page.size);
+            });
+            run.tokens += tokens;
+            end = stretch.last;
+        }
+        return runs;
+    }
+
     // Clause 9.3: the reason codes of everything that is wrong.
     std::vector<std::string> verify() const {
         std::vector<std::string> codes;

@@ -1,4 +1,4 @@
-// What the other headers need from a compiler: integer types and the few built-ins of a GPU that C++ does not have.
+// What the other headers need from a compiler: the few built-ins of a GPU that C++ does not have.
 //
 // Under nvcc and NVRTC these are CUDA's own.  A host compiler takes them from gpu/host/simt.h, which runs a block's
 // threads as fibers, so that the very same kernels are tested without a GPU.
@@ -7,20 +7,7 @@
 // fast math and without flushing denormals.
 #pragma once
 
-namespace dquant {
-
-typedef signed char i8;
-typedef unsigned char u8;
-typedef short i16;
-typedef unsigned short u16;
-typedef int i32;
-typedef unsigned int u32;
-typedef long long i64;
-typedef unsigned long long u64;
-
-static_assert(sizeof(i16) == 2 && sizeof(i32) == 4 && sizeof(i64) == 8, "integers have the sizes their names say");
-
-}  // namespace dquant
+#include "dquant/types.cuh"
 
 #if defined(__CUDACC__)
 
