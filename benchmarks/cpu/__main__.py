@@ -98,7 +98,7 @@ def write(path: Path, rows: list[Row]) -> None:
     """The result so far; written after every row, so that an interrupted run is not lost."""
     result = {
         "what": "CPU speed, medians of runs in one process; low and high are the slowest and fastest run",
-        "command": "python benchmarks/cpu " + " ".join(sys.argv[1:]),
+        "command": "python benchmarks/cpu " + " ".join(word for word in sys.argv[1:] if word != str(path)),
         "machine": description(),
         "versions": versions(PACKAGES),
         "rows": [row.as_json() for row in with_ratios(rows)],
