@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DQuantError, InputError
 from .compress import add_nonfinite, copy_tokens, tell_replaced
 from .console import Console, count, size
-from .decompress import present_layers
 from .options import (
     CommandParser,
     add_source_options,
@@ -22,6 +21,7 @@ from .options import (
     naming,
     threads,
 )
+from .present import present_layers
 from .progress import path_of, prepare_kernels, progress
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ def add_parser(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "append",
         parents=[common_options()],
-        help="more tokens into a .dqkv file",
         description="Append saved keys and values to the tokens of a .dqkv file.",
         epilog=EPILOG,
     )

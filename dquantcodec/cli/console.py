@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TextIO
 
 _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "green": "32"}
 
 
-@dataclass(frozen=True)
 class Console:
     """Standard output, less talkative if ``quiet``."""
 
-    quiet: bool = False
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
 
     def say(self, text: str = "") -> None:
         """Something a person may like to know."""

@@ -24,7 +24,6 @@ def add_parser(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "doctor",
         parents=[common_options()],
-        help="check this installation",
         description="Check versions, processor, accelerators and caches, and run a self-test with golden words.",
         epilog=EPILOG,
     )

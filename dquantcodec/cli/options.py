@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
@@ -144,6 +143,8 @@ def positive(text: str) -> int:
 
 def check_output(output: str, file: str) -> None:
     """Refuse, before any work, an output that cannot or must not be written."""
+    from pathlib import Path  # the help does without
+
     path = Path(output)
     if path.is_dir():
         raise InputError("is a folder; give the name of a file", code="is-folder", path=output)
