@@ -65,12 +65,12 @@ def page(facts: Facts, layers: Sequence[LayerPage]) -> str:
         _sizes(facts),
         "<h2>Errors by layer</h2><p class=soft>Error energy over energy (NMSE), keys over the energy that is left when "
         f"their means over 128 tokens are taken away.{_chips()}</p>",
-        _layer_bars(layers, lambda q: (q.key_centred_nmse, q.value_nmse)),
+        _layer_bars(layers, "errors by layer", lambda q: (q.key_centred_nmse, q.value_nmse)),
     ]
     if any(layer.quality.attention_error is not None for layer in layers):
         sections += [
             "<h2>Attention by layer</h2><p class=soft>Relative error of attention outputs of the saved queries.</p>",
-            _layer_bars(layers, lambda q: (q.attention_error,)),
+            _layer_bars(layers, "attention error by layer", lambda q: (q.attention_error,)),
         ]
     if coded:
         sections += [
@@ -137,7 +137,9 @@ def _sizes(facts: Facts) -> str:
     return _svg(460, 22 * len(rows) + 4, parts, "sizes")
 
 
-def _layer_bars(layers: Sequence[LayerPage], measure: Callable[[LayerQuality], tuple[float | None, ...]]) -> str:
+def _layer_bars(
+    layers: Sequence[LayerPage], label: str, measure: Callable[[LayerQuality], tuple[float | None, ...]]
+) -> str:
     rows = [(layer.quality.layer, measure(layer.quality)) for layer in layers]
     most = max((value for _, values in rows for value in values if value is not None), default=0) or 1.0
     parts, y = [], 0
@@ -149,7 +151,7 @@ def _layer_bars(layers: Sequence[LayerPage], measure: Callable[[LayerQuality], t
                 parts.append(_text(48 + 300 * value / most, y + 11, _percent(value), kind="soft"))
             y += 12
         y += 6
-    return _svg(420, y + 2, parts, "errors by layer")
+    return _svg(420, y + 2, parts, label)
 
 
 def _containers(layers: Sequence[LayerPage]) -> str:
