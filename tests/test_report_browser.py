@@ -100,6 +100,6 @@ def test_the_figures_are_those_of_the_comparison(browser: Browser, page: Path, f
         "[...document.querySelectorAll('svg[aria-label=\"errors by layer\"] rect')].map(r => r.width.baseVal.value)"
     )
     most = max(wanted)
-    assert widths == pytest.approx([max(300 * share / most, 0.5) for share in wanted], abs=0.06)
+    assert widths == pytest.approx([max(270 * share / most, 0.5) for share in wanted], abs=0.06)
     text = browser.evaluate("document.body.innerText")
     assert f"{facts['file']['bits_per_value']:.3f} bits/value" in text and "a<b.dqkv" in text
