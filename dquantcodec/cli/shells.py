@@ -115,7 +115,9 @@ def zsh(commands: Sequence[Command]) -> str:
     top, *rest = commands
     cases = []
     for command in rest:
-        specifications = [_zsh_argument(argument) for argument in command.arguments]
+        options = [argument for argument in command.arguments if argument.names]
+        place = _place(command)
+        specifications = [_zsh_argument(argument) for argument in [*options, *([place] if place else [])]]
         cases.append(f"        {command.name})\n            _arguments \\")
         cases.append(" \\\n".join(f"                {text}" for text in specifications) + "\n            ;;")
     return _ZSH.format(
@@ -127,7 +129,7 @@ def zsh(commands: Sequence[Command]) -> str:
 
 def _zsh_argument(argument: Argument) -> str:
     text = argument.help.translate({ord(sign): f"\\{sign}" for sign in "[]:\\"})
-    choices = "{_alternative 'words:name:(" + " ".join(argument.words) + ")' 'files:file:_files'}"
+    choices = "{compadd -- " + " ".join(argument.words) + "; _files}"
     if not argument.files:
         choices = f"({' '.join(argument.words)})" if argument.words else " "
     elif not argument.words:
