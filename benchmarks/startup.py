@@ -45,6 +45,7 @@ def summary(runs: list[tuple[float, float]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=25)
+    parser.add_argument("--file", metavar="FILE", help="a .dqkv file to look into; kernels are then not timed")
     parser.add_argument("--json", metavar="FILE", help="also write the results here")
     options = parser.parse_args()
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -52,14 +53,16 @@ def main() -> None:
         environment |= {"DQUANTCODEC_CACHE_DIR": f"{folder}/kernels", "PYTHONPYCACHEPREFIX": f"{folder}/bytecode"}
         demo = ["demo", "--out", folder, "--quiet"]
         timed(COMMAND, ["info", "--help"], environment)
-        first = [timed(COMMAND, demo, environment)]
-        again = [timed(COMMAND, demo, environment) for _ in range(3)]
+        demos = {} if options.file else {"first use": [timed(COMMAND, demo, environment)]}
+        if demos:
+            demos["later"] = [timed(COMMAND, demo, environment) for _ in range(3)]
+        path = options.file or f"{folder}/sample.dqkv"
         commands: dict[str, tuple[str, list[str]]] = {
             "python -c pass": ("pass", []),
             "python -c 'import numpy'": ("import numpy", []),
             "dqkv --version": (COMMAND, ["--version"]),
             "dqkv --help": (COMMAND, ["--help"]),
-            "dqkv info FILE": (COMMAND, ["info", f"{folder}/sample.dqkv"]),
+            "dqkv info FILE": (COMMAND, ["info", path]),
         }
         runs: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
         for turn in range(options.runs + 1):
@@ -74,19 +77,20 @@ def main() -> None:
         row["least_cpu_over_bare_ms"] = round(row["least_cpu_ms"] - bare["least_cpu_ms"], 1)
     result = {
         "what": "start-up, medians of runs that take turns; least: the run that others disturbed least",
-        "command": f"python benchmarks/startup.py --runs {options.runs}",
+        "command": f"python benchmarks/startup.py --runs {options.runs}{' --file sample.dqkv' * bool(options.file)}",
         "machine": {"system": platform.system(), "machine": platform.machine(), "cores": os.cpu_count(),
                     "load": round(os.getloadavg()[0], 1)},
         "python": platform.python_version(),
         "runs": options.runs,
         "commands": rows,
-        "dqkv demo": {"first use": summary(first), "later": summary(again)},
+        "dqkv demo": {name: summary(found) for name, found in demos.items()},
     }  # fmt: skip
     for name, row in rows.items():
         print(
             f"{name:26}{row['cpu_ms']:8.0f} ms CPU {row['cpu_over_bare_ms']:+8.0f} over bare {row['wall_ms']:8.0f} wall"
         )
-    print(f"dqkv demo: first use {first[0][0]:.1f} s, later {statistics.median(wall for wall, _ in again):.1f} s")
+    for name, found in demos.items():
+        print(f"dqkv demo, {name}: {statistics.median(wall for wall, _ in found):.1f} s")
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -30,7 +30,7 @@ table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:.15rem .5rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th{font-weight:600}.scroll{overflow-x:auto}
 .wrap td{white-space:normal}
-@media (max-width:30rem){table{font-size:.75rem}th,td{padding:.1rem .25rem}.wrap{min-width:100%}}
+@media (max-width:30rem){table{font-size:.7rem}th,td{padding:.1rem .15rem}.wrap{min-width:100%}}
 .chip{white-space:nowrap}.chip i{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin:0 .3em 0 .8em}
 i.k{background:var(--key)}i.v{background:var(--value)}
 """
