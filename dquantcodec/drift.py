@@ -62,9 +62,15 @@ class Ladder:
     rates: NDArray[np.float64]
 
 
-@lru_cache(maxsize=64)
 def ladder(plan: StreamPlan, head_dim: int) -> Ladder:
     """The ladder of a stream plan; it ends where every value in range takes a level of least rate."""
+    return _ladder(plan.levels, plan.letter, plan.precision, plan.frequencies.tobytes(), head_dim)
+
+
+# By content: every opened file has plans of its own, and a ladder takes a tenth of a second.
+@lru_cache(maxsize=64)
+def _ladder(levels: int, letter: int, precision: int, frequencies: bytes, head_dim: int) -> Ladder:
+    plan = StreamPlan("prefix", levels, letter, precision, 0, 1, False, np.frombuffer(frequencies, np.uint16))
     rates = symbol_rates(plan)
     rungs = [thresholds(rates, 0.0)]
     kappas = [0.0]

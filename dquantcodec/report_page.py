@@ -21,7 +21,7 @@ STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);max-width:60rem;margin:0 auto;
 padding:1rem}
 h1{font-size:1.5rem;margin:.5rem 0}h2{font-size:1.15rem;margin:2rem 0 .25rem}p{margin:.25rem 0 .75rem}
-.soft{color:var(--soft);font-size:.9rem}
+.soft{color:var(--soft)}p.soft{font-size:.9rem}
 figure{margin:.5rem 0}svg{display:block;max-width:100%;height:auto}svg text{fill:var(--ink);font-size:12px}
 svg .soft{fill:var(--soft)}svg .axis{stroke:var(--line)}
 .key{fill:var(--key)}.value{fill:var(--value)}.line-key{stroke:var(--key)}.line-value{stroke:var(--value)}
@@ -29,7 +29,9 @@ svg .soft{fill:var(--soft)}svg .axis{stroke:var(--line)}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:.15rem .5rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th{font-weight:600}.scroll{overflow-x:auto}
-i.chip{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin:0 .3em 0 .8em}
+.wrap td{white-space:normal}
+@media (max-width:30rem){table{font-size:.7rem}th,td{padding:.1rem .15rem}.wrap{min-width:100%}}
+.chip{white-space:nowrap}.chip i{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin:0 .3em 0 .8em}
 i.k{background:var(--key)}i.v{background:var(--value)}
 """
 
@@ -65,12 +67,12 @@ def page(facts: Facts, layers: Sequence[LayerPage]) -> str:
         _sizes(facts),
         "<h2>Errors by layer</h2><p class=soft>Error energy over energy (NMSE), keys over the energy that is left when "
         f"their means over 128 tokens are taken away.{_chips()}</p>",
-        _layer_bars(layers, lambda q: (q.key_centred_nmse, q.value_nmse)),
+        _layer_bars(layers, "errors by layer", lambda q: (q.key_centred_nmse, q.value_nmse)),
     ]
     if any(layer.quality.attention_error is not None for layer in layers):
         sections += [
             "<h2>Attention by layer</h2><p class=soft>Relative error of attention outputs of the saved queries.</p>",
-            _layer_bars(layers, lambda q: (q.attention_error,)),
+            _layer_bars(layers, "attention error by layer", lambda q: (q.attention_error,)),
         ]
     if coded:
         sections += [
@@ -98,7 +100,7 @@ def page(facts: Facts, layers: Sequence[LayerPage]) -> str:
 
 
 def _chips() -> str:
-    return '<i class="chip k"></i>keys<i class="chip v"></i>values'
+    return ' <span class="chip"><i class="k"></i>keys</span> <span class="chip"><i class="v"></i>values</span>'
 
 
 def _svg(width: float, height: float, parts: Iterable[str], label: str) -> str:
@@ -131,13 +133,15 @@ def _sizes(facts: Facts) -> str:
         size = facts.values * bits / 8 / 1e6
         parts += [
             _text(0, y + 14, name),
-            _bar(130, y + 3, 170 * bits / most, 15, kind),
-            _text(136 + 170 * bits / most, y + 14, f"{bits:.2f} bits, {size:.3g} MB"),
+            _bar(116, y + 3, 140 * bits / most, 15, kind),
+            _text(122 + 140 * bits / most, y + 14, f"{bits:.2f} bits, {size:.3g} MB"),
         ]
-    return _svg(460, 22 * len(rows) + 4, parts, "sizes")
+    return _svg(386, 22 * len(rows) + 4, parts, "sizes")
 
 
-def _layer_bars(layers: Sequence[LayerPage], measure: Callable[[LayerQuality], tuple[float | None, ...]]) -> str:
+def _layer_bars(
+    layers: Sequence[LayerPage], label: str, measure: Callable[[LayerQuality], tuple[float | None, ...]]
+) -> str:
     rows = [(layer.quality.layer, measure(layer.quality)) for layer in layers]
     most = max((value for _, values in rows for value in values if value is not None), default=0) or 1.0
     parts, y = [], 0
@@ -145,11 +149,11 @@ def _layer_bars(layers: Sequence[LayerPage], measure: Callable[[LayerQuality], t
         parts.append(_text(34, y + 6 * len(values) + 5, str(number), "end"))
         for value, kind in zip(values, ("key", "value")):
             if value is not None:
-                parts.append(_bar(42, y + 2, 300 * value / most, 9, kind))
-                parts.append(_text(48 + 300 * value / most, y + 11, _percent(value), kind="soft"))
+                parts.append(_bar(42, y + 2, 270 * value / most, 9, kind))
+                parts.append(_text(48 + 270 * value / most, y + 11, _percent(value), kind="soft"))
             y += 12
         y += 6
-    return _svg(420, y + 2, parts, "errors by layer")
+    return _svg(366, y + 2, parts, label)
 
 
 def _containers(layers: Sequence[LayerPage]) -> str:
@@ -219,7 +223,7 @@ def _levels(reports: Sequence[KindReport], kind: str, name: str) -> str:
             coded[offset] += share / len(reports)
             expected[offset] += table / len(reports)
     most = max((*coded.values(), *expected.values()), default=1) or 1
-    step = min(40.0, 400 / max(1, len(offsets)))
+    step = min(40.0, 350 / max(1, len(offsets)))
     parts = []
     for i, offset in enumerate(offsets):
         x = 20 + i * step
@@ -241,15 +245,18 @@ def _worst(layers: Sequence[LayerPage]) -> str:
             assert report
             lists = (", ".join(map(_place, places[:3])) for places in (report.tokens, report.channels))
             rows.append((str(layer.quality.layer) if kind == "keys" else "", kind, *lists))
-    return _table(head, rows)
+    return _table(head, rows, wrap=True)
 
 
 def _place(worst: Worst) -> str:
     return f"{':'.join(map(str, worst.place))} ({worst.times_mean:.1f}x)"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: bool = False) -> str:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: bool = False, wrap: bool = False) -> str:
     style = ' style="text-align:left;white-space:normal"' if left else ""
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
     lines = "".join("<tr>" + "".join(f"<td{style}>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table>{"<thead><tr>" + top + "</tr></thead>" if head else ""}{lines}</table></div>'
+    kind = ' class="wrap"' if wrap else ""
+    return (
+        f'<div class="scroll"><table{kind}>{"<thead><tr>" + top + "</tr></thead>" if head else ""}{lines}</table></div>'
+    )

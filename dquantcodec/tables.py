@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,8 @@ def half_range(values: int) -> float:
     >>> round(half_range(1024), 3)
     3.234
     """
+    from statistics import NormalDist  # slow to load; reading files needs no distribution
+
     return max(1.0, NormalDist().inv_cdf((values - 0.375) / (values + 0.25)))
 
 

@@ -36,6 +36,7 @@ ARGUMENTS = {
     "plan": "IN --memory 1GiB --batch 2",
     "bench": "--quick --device cpu --kv-heads 2 --head-dim 64 --tokens 128 --threads 2",
     "doctor": "",
+    "completion": "bash",
 }
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 

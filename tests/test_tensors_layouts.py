@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dquantcodec.errors import InputError
-from dquantcodec.tensors.layouts import LAYOUTS, Geometry, decide_layout, token_runs
+from dquantcodec.tensors.layouts import Geometry, decide_layout, token_runs
+from dquantcodec.tensors.record import LAYOUTS
 
 
 def shapes(*each: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

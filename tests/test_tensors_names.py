@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dquantcodec.errors import InputError
-from dquantcodec.tensors.names import format_numbers, match, recognise, recognise_queries, spell
+from dquantcodec.tensors.names import match, recognise, recognise_queries, spell
+from dquantcodec.tensors.numbers import format_numbers
 
 KNOWN = [
     ("layers.{}.key", "layers.{}.value"),

@@ -247,9 +247,9 @@ ANSWERS: dict[str, Shape] = {
             }
         ],
     },
+    "completion": {"shell": "string: bash, zsh or fish", "script": "string: what that shell is to run"},
 }
 
-#: The document that stands in the place of any of them if a command fails.
 #: What ``compress``, ``decompress`` and ``verify`` answer where they take every file by itself.
 BATCH: Shape = {
     "files": [

@@ -13,7 +13,6 @@ from ..errors import DQuantError, InputError
 from ..urls import is_url, refuse_appending
 from .compress import add_nonfinite, copy_tokens, tell_replaced
 from .console import Console, count, size
-from .decompress import present_layers
 from .info import collect_file
 from .options import (
     CommandParser,
@@ -24,6 +23,7 @@ from .options import (
     naming,
     threads,
 )
+from .present import present_layers
 from .progress import path_of, prepare_kernels, progress
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ def add_parser(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "append",
         parents=[common_options()],
-        help="more tokens into a .dqkv file",
         description="Append saved keys and values to the tokens of a .dqkv file.",
         epilog=EPILOG,
     )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from .console import Console, size
-from .decompress import present_layers
 from .options import (
     CommandParser,
     add_source_options,
@@ -19,6 +18,7 @@ from .options import (
     layer_numbers,
     naming,
 )
+from .present import present_layers
 from .progress import path_of, prepare_kernels, progress
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ def add_parser(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "compare",
         parents=[common_options()],
-        help="how far a .dqkv file is from its original",
         description="Compare a .dqkv file with its original, layer by layer.",
         epilog=EPILOG,
     )

@@ -73,7 +73,6 @@ def add_parser(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "compress",
         parents=[common_options()],
-        help="saved keys and values into a .dqkv file",
         description="Compress saved keys and values (keys after RoPE) into a .dqkv file.",
         epilog=EPILOG,
     )

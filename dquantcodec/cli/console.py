@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "green": "32"}
@@ -16,15 +15,15 @@ _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "green": "32"}
 _UNPRINTABLE = re.compile(r"(\x1b\[(?:0|1|2|1;31|32)m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
-@dataclass(frozen=True)
 class Console:
     """Standard output and standard error.
 
     ``quiet``: results and errors alone.  ``json``: standard output takes one JSON document and nothing else.
     """
 
-    quiet: bool = False
-    json: bool = False
+    def __init__(self, quiet: bool = False, json: bool = False) -> None:
+        self.quiet = quiet
+        self.json = json
 
     def say(self, text: str = "") -> None:
         """Something a person may like to know."""

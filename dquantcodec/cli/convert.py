@@ -37,7 +37,6 @@ def add_parser(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "convert",
         parents=[common_options()],
-        help="a state of llama.cpp into a .dqkv file, or back",
         description="Convert a sequence state of llama.cpp to a .dqkv file, or back.",
         epilog=EPILOG,
     )

@@ -30,6 +30,7 @@ from .options import (
     threads,
     token_range,
 )
+from .present import present_layers, profile_names
 from .progress import Advance, path_of, prepare_kernels, progress
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ def add_parser(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "decompress",
         parents=[common_options()],
-        help="a .dqkv file back into safetensors",
         description="Decompress a .dqkv file into a safetensors file.",
         epilog=EPILOG,
     )
@@ -174,29 +174,6 @@ def decode_file(file: str, output: str, how: Decoding, console: Console, note: M
         f"{items[0].output.name} {items[0].output.dtype} {list(items[0].output.shape)}; "
         f"{seconds:.1f} s ({count(values / seconds)} values/s)"
     )
-
-
-def present_layers(reader: Any, wanted: Sequence[int] | None = None) -> dict[int, int]:
-    """Layer numbers (of the model) and their places in the file, absent layers left out; ``wanted`` must be there."""
-    from ..tensors import format_numbers
-
-    there = {
-        layer.index if layer.spec.number is None else layer.spec.number: layer.index
-        for layer in reader.layers
-        if layer.spec.storage != "absent"
-    }
-    missing = [number for number in wanted or () if number not in there]
-    if missing:
-        raise InputError(
-            f"there is no layer {format_numbers(missing)}; the layers are {format_numbers(there)}", code="layer-missing"
-        )
-    return {number: place for number, place in there.items() if wanted is None or number in wanted}
-
-
-def profile_names(reader: Any) -> list[str]:
-    """Names of the profiles that coded layers use, ``"exact"`` if there are none."""
-    names = {plan.profile_name for layer in reader.layers for plan in layer.plans}
-    return sorted(names) or ["exact"]
 
 
 def plan_items(

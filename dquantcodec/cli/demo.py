@@ -25,7 +25,6 @@ def add_parser(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "demo",
         parents=[common_options()],
-        help="compress bundled real data and show what it costs",
         description="Compress a bundled real KV cache, read it back; show size, quality and speed.",
         epilog=EPILOG,
     )

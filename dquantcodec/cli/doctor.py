@@ -23,7 +23,6 @@ def add_parser(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "doctor",
         parents=[common_options()],
-        help="check this installation",
         description="Check versions, processor, accelerators and caches; run a self-test.",
         epilog=EPILOG,
     )

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from .console import Console, fields, size
-from .decompress import present_layers, profile_names
 from .options import CommandParser, common_options, naming
+from .present import present_layers, profile_names
 
 EPILOG = """\
 bits_per_value counts every byte of the file over all key and value numbers in
@@ -23,7 +23,6 @@ def add_parser(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "info",
         parents=[common_options()],
-        help="what a .dqkv file holds",
         description="Say what a .dqkv file holds. Reads headers only; verify checks the rest.",
         epilog=EPILOG,
     )

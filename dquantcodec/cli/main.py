@@ -12,14 +12,30 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from . import append, bench, compare, compress, convert, decompress, demo, doctor, info, plan, repack, reshard, verify
 from .console import Console, document, paint, write
 from .options import CommandParser, UsageError, common_options
 
-COMMANDS = (demo, compress, append, decompress, info, verify, compare, repack, reshard, convert, plan, bench, doctor)
+#: What each sub-command does, in the order of the help.  A command's module is imported when it is asked for.
+COMMANDS = {
+    "demo": "compress bundled real data and show what it costs",
+    "compress": "saved keys and values into a .dqkv file",
+    "append": "more tokens into a .dqkv file",
+    "decompress": "a .dqkv file back into safetensors",
+    "info": "what a .dqkv file holds",
+    "verify": "check every byte of a .dqkv file",
+    "compare": "how far a .dqkv file is from its original",
+    "repack": "a smaller file after appending",
+    "reshard": "a cache in files for another number of ranks",
+    "convert": "a state of llama.cpp into a .dqkv file, or back",
+    "plan": "what a cache takes, and containers by layer",
+    "bench": "how fast this machine is",
+    "doctor": "check this installation",
+    "completion": "completion of this command for bash, zsh or fish",
+}
 
 
 class _Terminated(KeyboardInterrupt):
@@ -34,8 +50,19 @@ class _Version(argparse.Action):
         parser.exit(0)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line; imports nothing heavy."""
+class _Listed:
+    """Gives the parsers of sub-commands, made by their modules, the help that :data:`COMMANDS` has for them."""
+
+    def __init__(self, commands: Any) -> None:
+        self._commands = commands
+
+    def add_parser(self, name: str, **settings: Any) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = self._commands.add_parser(name, **{**settings, "help": COMMANDS[name]})
+        return parser
+
+
+def build_parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """The whole command line, or as much of it as parsing ``argv`` needs: other sub-commands are names alone."""
     parser = CommandParser(
         prog="dqkv",
         parents=[common_options()],
@@ -44,9 +71,18 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     parser.set_defaults(quiet=False, json=False, debug=False)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(commands)
+    # No option before the sub-command takes a value.
+    asked = None if argv is None else next((word for word in argv if not word.startswith("-")), "")
+    nameless = CommandParser(add_help=False)
+    parser_class: Any = lambda named=True, **settings: CommandParser(**settings) if named else nameless  # noqa: E731
+    commands = _Listed(
+        parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=parser_class)
+    )
+    for name in COMMANDS:
+        if asked in (None, name):
+            import_module(f"{__package__}.{name}").add_parser(commands)
+        else:
+            commands.add_parser(name, named=False)
     return parser
 
 
@@ -54,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``dqkv`` with ``argv`` (default: the process's arguments); returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        return _run(build_parser().parse_args(argv))
+        return _run(build_parser(argv).parse_args(argv))
     except UsageError as error:
         # What could not be parsed cannot say whether it asked for JSON.
         if "--json" in argv:

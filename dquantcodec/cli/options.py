@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import InputError
@@ -207,6 +206,8 @@ def positive(text: str) -> int:
 
 def check_output(output: str, file: str) -> None:
     """Refuse, before any work, an output that cannot or must not be written."""
+    from pathlib import Path  # the help does without
+
     from ..urls import check_writable, is_url, plain, shown
 
     if is_url(output):

@@ -54,7 +54,6 @@ def add_parser(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "plan",
         parents=[common_options()],
-        help="what a cache takes, and containers by layer",
         description="Say what a KV cache takes, what fits a memory, and choose containers by layer.",
         epilog=EPILOG,
     )

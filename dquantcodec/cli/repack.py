@@ -25,7 +25,6 @@ def add_parser(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "repack",
         parents=[common_options()],
-        help="a smaller file after appending",
         description="Copy what a .dqkv file holds into a new one, without what appending left behind.",
         epilog=EPILOG,
     )

@@ -11,7 +11,7 @@ from ..layer_report import KindSums
 from ..page import KINDS
 from ..report_page import Facts, LayerPage, page
 from .console import size
-from .decompress import present_layers, profile_names
+from .present import present_layers, profile_names
 from .progress import Advance
 
 if TYPE_CHECKING:

@@ -37,7 +37,6 @@ def add_parser(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "reshard",
         parents=[common_options()],
-        help="a cache in files for another number of ranks",
         description="Cut or join .dqkv files by KV heads, for the ranks of tensor parallelism.",
         epilog=EPILOG,
     )

@@ -32,7 +32,6 @@ def add_parser(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "verify",
         parents=[common_options()],
-        help="check every byte of a .dqkv file",
         description="Check every byte of a .dqkv file that can be checked; decode every container.",
         epilog=EPILOG,
     )

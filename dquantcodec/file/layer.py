@@ -15,6 +15,8 @@ from ..profile import DEFAULT_PROFILE, Profile
 from .structs import DTYPES, STORAGES
 
 KINDS = ("key", "value")
+#: Bytes of a number; NumPy knows those of BF16 only once ml_dtypes is loaded.
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -93,7 +95,7 @@ class Layer:
     @property
     def row_bytes(self) -> int:
         """Bytes of one exact row of one kind."""
-        return self.values * self.array_dtype.itemsize
+        return self.values * DTYPE_BYTES[self.dtype]
 
     @property
     def array_dtype(self) -> np.dtype[Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -25,12 +25,13 @@ from .header import Header, parse_header
 from .located import located
 from .payload import PayloadReader
 from .records import RecordRules
-from .salvage import salvage
 from .scan import read_log
 from .sequences import SequenceLog, live_records, sequences
 from .structs import ROWS, Bytes
 from .tensor import LayerReader
-from .verify import Finding, verify
+
+if TYPE_CHECKING:
+    from .verify import Finding
 
 #: Ways to open a file (specification, clause 9.6).
 MODES = ("tail", "strict", "salvage")
@@ -193,6 +194,8 @@ class Reader:
             self.rules = RecordRules(self.header)
             self.lost: tuple[Finding, ...] = ()
             if mode == "salvage":
+                from .salvage import salvage  # like checking a file, no part of opening a sound one
+
                 self.log, logs, self.lost = salvage(data, self.rules)
             else:
                 self.log = read_log(data, self.rules)
@@ -262,6 +265,8 @@ class Reader:
 
         ``progress`` is called with the bytes just checked.
         """
+        from .verify import verify
+
         return verify(self.data, self.rules, self.log, progress)
 
     @property

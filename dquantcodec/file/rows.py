@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from ..errors import ChecksumError, FormatError, UnsupportedError
@@ -22,6 +21,8 @@ LEVEL = 3
 
 def encode_rows(rows: NDArray[Any]) -> tuple[int, bytes]:
     """Encoding number and block of exact rows ``[t, H, D]``, whichever of the two encodings is smaller."""
+    import zstandard  # looking into a file does without
+
     raw = rows.tobytes()
     size = rows.dtype.itemsize
     planes = [raw[byte::size] for byte in range(size)]
@@ -65,6 +66,8 @@ def decode_rows(encoding: int, block: Bytes, shape: tuple[int, int, int], dtype:
 def _plane(stored: Bytes, values: int) -> Bytes:
     if stored.size == values:
         return stored
+    import zstandard
+
     frame = stored.tobytes()
     try:
         parameters = zstandard.get_frame_parameters(frame)

@@ -2,15 +2,25 @@
 
 Knows nothing of the codec or of ``.dqkv``: an input is recognised (:func:`open_source`), read by token range
 (:meth:`KVSource.read`) and written by token range (:class:`SafetensorsWriter`).
+
+Names are loaded on first use: looking into a ``.dqkv`` file needs no reader of archives.
 """
 
-from .dtypes import numpy_dtype
-from .finite import find_nonfinite, replace_nonfinite
-from .layouts import LAYOUTS, Geometry
-from .names import format_numbers, spell
-from .queries import QuerySource, open_queries
-from .source import KVLayer, KVSource, open_source, recorded_source
-from .write import OutputTensor, SafetensorsWriter
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .dtypes import numpy_dtype
+    from .finite import find_nonfinite, replace_nonfinite
+    from .layouts import Geometry
+    from .names import spell
+    from .numbers import format_numbers
+    from .queries import QuerySource, open_queries
+    from .record import LAYOUTS, recorded_source
+    from .source import KVLayer, KVSource, open_source
+    from .write import OutputTensor, SafetensorsWriter
 
 __all__ = [
     "LAYOUTS",
@@ -29,3 +39,27 @@ __all__ = [
     "replace_nonfinite",
     "spell",
 ]
+
+_HOMES = {
+    "LAYOUTS": "record",
+    "Geometry": "layouts",
+    "KVLayer": "source",
+    "KVSource": "source",
+    "OutputTensor": "write",
+    "QuerySource": "queries",
+    "SafetensorsWriter": "write",
+    "find_nonfinite": "finite",
+    "format_numbers": "numbers",
+    "numpy_dtype": "dtypes",
+    "open_queries": "queries",
+    "open_source": "source",
+    "recorded_source": "record",
+    "replace_nonfinite": "finite",
+    "spell": "names",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

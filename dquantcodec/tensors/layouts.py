@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from ..errors import InputError
 from .names import listing
 
-LAYOUTS = ("BHTD", "HTD", "THD", "BTHD")
-
 #: No known model has more KV heads, so a longer axis can only be tokens.
 MOST_HEADS = 128
 

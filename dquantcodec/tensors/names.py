@@ -136,17 +136,6 @@ def listing(names: Iterable[str], limit: int = 8) -> str:
     return ":" + "".join(lines)
 
 
-def format_numbers(numbers: Iterable[int]) -> str:
-    """``[0, 1, 2, 5]`` -> ``"0-2, 5"``."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-
-
 def _hits(names: list[str], patterns: Iterable[str], words: Iterable[str]) -> list[_Hit]:
     alternatives = "|".join(sorted(words, key=len, reverse=True))
     kind = rf"(?P<kind>{alternatives})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from ..urls import shown
 from .dtypes import FLOATS
-from .layouts import LAYOUTS, Geometry, decide_layout
-from .names import Naming, format_numbers, listing, match, recognise
+from .layouts import Geometry, decide_layout
+from .names import Naming, listing, match, recognise
+from .numbers import format_numbers
 from .shards import list_tensors
 from .stored import StoredTensor
 
@@ -99,16 +100,6 @@ class KVSource:
         element type is the layer's own in the file.
         """
         return {"key": self.key_template, "value": self.value_template, "layout": self.layout}
-
-
-def recorded_source(metadata: Mapping[str, Any]) -> dict[str, str] | None:
-    """What :meth:`KVSource.record` put into a file's ``metadata["source"]``; ``None`` if nothing of the kind is."""
-    record = metadata.get("source")
-    if not isinstance(record, Mapping) or not all(isinstance(record.get(part), str) for part in ("key", "value")):
-        return None
-    if record.get("layout") not in LAYOUTS:
-        return None
-    return {part: record[part] for part in ("key", "value", "layout")}
 
 
 def open_source(
