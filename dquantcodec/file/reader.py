@@ -67,14 +67,14 @@ def open(
     with Path(name).open("rb") as file:
         # An empty file cannot be mapped; it fails as any other file without a header.
         size = os.fstat(file.fileno()).st_size
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     try:
         reader = Reader(name, mapping, verify, threads, mode, shard)
         with located(name):
             _check_identity(reader.view, expect or {})
         return reader
     except BaseException:
-        if mapping is not None:
+        if isinstance(mapping, mmap.mmap):
             with suppress(BufferError):  # the traceback still holds views
                 mapping.close()
         raise
@@ -142,7 +142,7 @@ class SequenceReader:
 
 
 class Reader:
-    """An open file; made by :func:`open`.
+    """An open file; made by :func:`open`, or of bytes in memory.
 
     header, view
         The file's header, and what it would be if the file had no other heads than those that are read.
@@ -157,7 +157,7 @@ class Reader:
     def __init__(
         self,
         path: str,
-        mapping: mmap.mmap | None,
+        mapping: mmap.mmap | bytes,
         verify: bool = True,
         threads: int = 1,
         mode: str = "tail",
@@ -165,7 +165,7 @@ class Reader:
     ) -> None:
         self.path = path
         self._mapping = mapping
-        data: Bytes = np.frombuffer(mapping if mapping is not None else b"", np.uint8)
+        data: Bytes = np.frombuffer(mapping, np.uint8)
         with located(path):
             self.header: Header = parse_header(data)
             self.view = self.header.part(*shard) if shard else self.header
@@ -252,7 +252,7 @@ class Reader:
     def close(self) -> None:
         """Unmap the file.  Arrays read from it stay valid: they are copies."""
         self._payload.close()
-        if self._mapping is not None:
+        if isinstance(self._mapping, mmap.mmap):
             # An exception being handled may hold views of the mapping; it goes with the last of them.
             with suppress(BufferError):
                 self._mapping.close()
