@@ -97,6 +97,13 @@ def test_salvage_ends_at_a_record_that_breaks_a_rule_or_is_cut(tmp_path: Path) -
             assert reader.tokens == 4 and [finding.code for finding in reader.lost] == lost
 
 
+def test_a_rewind_to_a_token_not_reached_is_refused(tmp_path: Path) -> None:
+    rewind = {"type": s.REWIND, "first": 99, "tokens": 0, "payload_bytes": 0, "table_crc": 0}
+    with pytest.raises(FormatError) as caught:
+        reader_of(edit_record(flushed(tmp_path / "x.dqkv"), 3, lambda fields: fields.update(rewind)))
+    assert caught.value.code == "coverage-tokens"
+
+
 def test_what_a_crash_left_behind_the_log_is_filled_in(tmp_path: Path) -> None:
     path = tmp_path / "x.dqkv"
     data = flushed(path)
