@@ -13,7 +13,7 @@ from file_support import SMALL, edit_record, part, record_offsets, tensors, writ
 
 import dquantcodec.file as dqkv
 from dquantcodec.errors import ChecksumError, DQuantError, FormatError, InputError, LimitError
-from dquantcodec.file import Layer, append, create, header, recordlog, repack, scan
+from dquantcodec.file import Layer, append, create, groupings, header, plans, recordlog, repack, rows, scan
 from dquantcodec.file import structs as s
 from dquantcodec.file.disk import DiskFile
 from dquantcodec.file.info import Info
@@ -21,7 +21,7 @@ from dquantcodec.file.resharding import reshard
 from dquantcodec.file.scan import read_log, walk
 from dquantcodec.page import PageLayout, cut_page
 from dquantcodec.plan import make_plan
-from dquantcodec.testing.files import file_bytes, reader_of
+from dquantcodec.testing.files import cut_rows, file_bytes, layers_of, reader_of, rows_of, small_plan
 
 EXACT = [Layer(2, 3, "float32", storage="exact"), Layer(4, 3, storage="absent")]
 
@@ -276,3 +276,64 @@ def test_files_cut_within_their_header_or_a_record_header(tmp_path: Path) -> Non
         assert caught.value.code == "header-truncated"
     reader = reader_of(data[: record_offsets(data)[2] + 10])
     assert reader.torn and reader.tokens == 4
+
+
+def test_a_header_holds_so_many_tables_and_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = reader_of(file_bytes(["rotated", "grouped"], 0)).header
+    for module, name, code in ((groupings, "MAX_FILE_CLASSES", "classes"), (plans, "MAX_TABLES", "tables")):
+        with monkeypatch.context() as patch, pytest.raises(LimitError) as caught:
+            patch.setattr(module, name, 1)
+            found.pack()
+        assert caught.value.code == f"limit-{code}"
+
+
+def test_what_groupings_take() -> None:
+    used = [stream.grouping for stream in (small_plan().key, small_plan().value) if stream.grouping]
+    assert groupings.plan_bytes(small_plan()) == sum(map(len, groupings.pack_groupings(used)[1])) > 0
+
+
+@pytest.mark.parametrize("parse", [plans.parse_tables, plans.parse_signs])
+def test_entries_that_begin_at_the_end_of_the_header(parse: Any) -> None:
+    with pytest.raises(FormatError) as caught:
+        parse(bytes(16), 12, 1, 16)
+    assert caught.value.code == "header-coverage"
+
+
+def test_verification_tells_its_progress_and_finds_padding_and_long_indexes(tmp_path: Path) -> None:
+    data = flushed(tmp_path / "x.dqkv")
+    told: list[int] = []
+    assert not list(reader_of(data).verify(told.append)) and sum(told) == len(data) - record_offsets(data)[0]
+    *offsets, at = record_offsets(data)
+    padded = data[: offsets[1] - 1] + b"\1" + data[offsets[1] :]
+    assert [finding.code for finding in reader_of(padded).verify()] == ["padding-nonzero"]
+    end = len(data) + s.BLOCK
+    trailer = s.Trailer(at, end, data[32:40], 0, len(offsets)).pack()
+    payload = data[at + 64 : -64] + bytes(s.BLOCK) + trailer
+    index = s.RecordHeader(s.INDEX, len(payload), 0, 0, 0, len(offsets), data[32:40], s.crc32c(payload)).pack()
+    assert [finding.code for finding in reader_of(data[:at] + index + payload).verify()] == ["index-mismatch"]
+
+
+def test_rewinding_into_pages_that_are_not_written_yet(tmp_path: Path) -> None:
+    layers = layers_of(["rotated"])
+    taken = rows_of(layers, 80, 0)
+    with create(tmp_path / "x.dqkv", layers, recent=0) as writer:
+        writer.append(*cut_rows(taken, 0, 80))
+        writer.rewind(40)
+    with dqkv.open(tmp_path / "x.dqkv") as reader:
+        assert reader.tokens == reader.layers[0].key[:].shape[0] == 40 and not list(reader.verify())
+
+
+def test_a_plane_shorter_than_its_frame_claims_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zstandard as it is refuses such a frame itself."""
+    values = np.zeros((4, 5, 6), np.float32)
+    encoding, block = rows.encode_rows(values)
+    assert encoding == rows.PLANES
+
+    class Short:
+        def decompress(self, *_: Any, **__: Any) -> bytes:
+            return b"\0"
+
+    monkeypatch.setattr(rows.zstandard, "ZstdDecompressor", Short)
+    with pytest.raises(ChecksumError) as caught:
+        rows.decode_rows(encoding, np.frombuffer(block, np.uint8), values.shape, values.dtype)
+    assert caught.value.code == "rows-frame"
