@@ -6,6 +6,7 @@ import struct
 import sys
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -364,11 +365,12 @@ def test_many_records_are_followed_in_linear_time(tmp_path: Path) -> None:
             taken += event == "line"
             return trace
 
+        before = sys.gettrace()  # that of coverage, where it is measured
         sys.settrace(trace)
         try:
             (log,) = sequences(records, False, rules)
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
         assert log.tokens == count and len(log.coded) == count
         return taken
 
@@ -402,11 +404,22 @@ def test_lying_trailers_are_not_believed(good: bytes, tmp_path: Path, field: str
         fields = {**trailer.__dict__, field: value}
         if fields == trailer.__dict__:
             continue
+        lying = good[:-64] + s.Trailer(**fields).pack()
         path = tmp_path / "x.dqkv"
-        path.write_bytes(good[:-64] + s.Trailer(**fields).pack())
+        path.write_bytes(lying)
         with dqkv.open(path) as reader:
             # The log, whose last record is the INDEX, is whole; only the way in is not.
             assert not reader.indexed and not reader.torn and reader.tokens == 43
+            assert [finding.code for finding in reader.verify()] == ["index-mismatch"]
+        # Nor where the INDEX record's checksum vouches for the lie.
+        offset = record_offsets(good)[-1]
+        index = s.RecordHeader.unpack(good[offset : offset + 64])
+        assert index is not None
+        path.write_bytes(
+            lying[:offset] + replace(index, table_crc=s.crc32c(lying[offset + 64 :])).pack() + lying[offset + 64 :]
+        )
+        with dqkv.open(path) as reader:
+            assert not reader.indexed and reader.tokens == 43
             assert [finding.code for finding in reader.verify()] == ["index-mismatch"]
 
 

@@ -151,6 +151,19 @@ def test_damaged_header_between_whole_records_is_no_torn_tail(small: tuple[bytes
         assert "record-header" in [finding.code for finding in reader.verify()]
 
 
+def test_a_last_record_that_is_not_whole_is_left_out(small: tuple[bytes, list[Any]], tmp_path: Path) -> None:
+    """Its header came to the medium, a part of its table or of what follows did not."""
+    data, whole = small
+    offsets = record_offsets(data)
+    path = tmp_path / "x.dqkv"
+    for number, (start, end) in enumerate(zip(offsets, offsets[1:])):
+        for at in (start + RECORD_BYTES, start + RECORD_BYTES + 64):
+            path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 : end])
+            with dqkv.open(path) as reader:
+                assert reader.torn and len(reader.log.records) == number and reader.log.end == start
+                check_prefix(reader, whole)
+
+
 def test_reserved_room_is_the_end_of_the_log(small: tuple[bytes, list[Any]], tmp_path: Path) -> None:
     data, whole = small
     path = tmp_path / "x.dqkv"

@@ -100,7 +100,7 @@ def test_groups_drift_no_further_with_more_words(kind: str, states: int, seed: i
     assert stream.grouping is not None
     coarsest = len(drifted(stream, kind, seed)[2])
     rungs = []
-    for words in range(stream.words, stream.words + 4):
+    for words in range(stream.words - 1, stream.words + 3):
         wider = grouped(words, 1, stream.mean, stream.step, stream.gain, stream.grouping)
         rungs.append(drifted(wider, kind, seed)[2])
     plenty = grouped(64, 1, stream.mean, stream.step, stream.gain, stream.grouping)

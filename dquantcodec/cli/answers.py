@@ -266,6 +266,7 @@ BATCH: Shape = {
     "seconds": _SECONDS,
 }
 
+#: The document that stands in the place of any of them if a command fails.
 ERROR: Shape = {
     "error": {
         "type": "string: class of the error",

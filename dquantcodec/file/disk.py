@@ -57,7 +57,7 @@ class DiskFile:
         return self._file.write(some[0] if len(some) == 1 else b"".join(some)) or 0
 
     def sync(self) -> None:
-        if sys.platform == "darwin":
+        if sys.platform == "darwin":  # pragma: no cover (one platform)
             import fcntl
 
             # Only this asks the drive itself; file systems that do not know it fail.
@@ -80,7 +80,7 @@ class DiskFile:
 
     def lock(self, path: Path) -> None:
         try:
-            if sys.platform == "win32":
+            if sys.platform == "win32":  # pragma: no cover (one platform)
                 import msvcrt
 
                 self._file.seek(_LOCKED_BYTE)
@@ -104,7 +104,7 @@ class DiskFile:
 
 def sync_directory(directory: Path) -> None:
     """Make a rename durable, where the system lets directories be synced."""
-    if not hasattr(os, "O_DIRECTORY"):
+    if not hasattr(os, "O_DIRECTORY"):  # pragma: no cover (one platform)
         return
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:

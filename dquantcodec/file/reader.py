@@ -83,17 +83,17 @@ def open(
             _check_identity(reader.view, expect or {})
         return reader
     except BaseException:
-        if mapping is not None:
+        if isinstance(mapping, mmap.mmap):
             with suppress(BufferError):  # the traceback still holds views
                 mapping.close()
         raise
 
 
-def _mapped(name: str) -> mmap.mmap | None:
+def _mapped(name: str) -> mmap.mmap | bytes:
     with Path(name).open("rb") as file:
         # An empty file cannot be mapped; it fails as any other file without a header.
         size = os.fstat(file.fileno()).st_size
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class SequenceReader:
 
 
 class Reader:
-    """An open file; made by :func:`open`.
+    """An open file; made by :func:`open`, or of bytes in memory.
 
     header, view
         The file's header, and what it would be if the file had no other heads than those that are read.
@@ -173,7 +173,7 @@ class Reader:
     def __init__(
         self,
         path: str,
-        mapping: mmap.mmap | RemoteBytes | None,
+        mapping: mmap.mmap | bytes | RemoteBytes,
         verify: bool = True,
         threads: int = 1,
         mode: str = "tail",
@@ -182,11 +182,8 @@ class Reader:
     ) -> None:
         self.path = path
         self._mapping = mapping
-        data: Bytes
-        if isinstance(mapping, RemoteBytes):
-            data = cast(Bytes, mapping)  # has what readers use of an array
-        else:
-            data = np.frombuffer(mapping if mapping is not None else b"", np.uint8)
+        # Remote bytes have what readers use of an array.
+        data = cast(Bytes, mapping) if isinstance(mapping, RemoteBytes) else np.frombuffer(mapping, np.uint8)
         with located(path):
             self.header: Header = parse_header(data)
             self.view = self.header.part(*shard) if shard else self.header
@@ -277,7 +274,7 @@ class Reader:
     def close(self) -> None:
         """Unmap the file.  Arrays read from it stay valid: they are copies."""
         self._payload.close()
-        if self._mapping is not None:
+        if isinstance(self._mapping, mmap.mmap):
             # An exception being handled may hold views of the mapping; it goes with the last of them.
             with suppress(BufferError):
                 self._mapping.close()

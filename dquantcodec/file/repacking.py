@@ -82,10 +82,8 @@ class _Copy:
             if paged:
                 for joined in page_stretches(part, self._run.window):
                     yield from self._copy_pages(joined)
-            elif self._groups:
-                yield from self._copy_rows(part[0].first, part[-1].end, self._present)
             else:
-                yield from self._copy_rows(part[0].first, part[-1].end, self._exact)
+                yield from self._copy_rows(part[0].first, part[-1].end, self._present)
 
     def _copy_pages(self, stretches: list[Stretch]) -> Iterator[int]:
         window = self._run.window

@@ -199,16 +199,14 @@ class _Output:
 
     def write(self, sequence: int, span: Span, first: int, end: int) -> None:
         """Records of tokens ``first`` to ``end``, which lie in ``span``."""
-        exact = [place for place, layer in enumerate(self.header.layers) if layer.storage == "exact"]
         if span.paged:
             pages = [list(self._pages(group, sequence, first, end)) for group in self.groups]
             write_pages(self._log, self._run, sequence, first, end - first, pages)
+            exact = [place for place, layer in enumerate(self.header.layers) if layer.storage == "exact"]
             self._write_rows(sequence, first, end, exact, EXACT_ONLY)
-        elif self.groups:
+        else:
             present = [place for place, layer in enumerate(self.header.layers) if layer.storage != "absent"]
             self._write_rows(sequence, first, end, present)
-        else:
-            self._write_rows(sequence, first, end, exact)
 
     def _pages(self, group: _Group, sequence: int, first: int, end: int) -> Iterator[NDArray[np.uint8]]:
         if group.source is not None:

@@ -61,7 +61,7 @@ class Target:
         if self._temporary is None:
             return
         self.log.sync()
-        if sys.platform == "win32":
+        if sys.platform == "win32":  # pragma: no cover (one platform)
             # An open file cannot be renamed there.
             self.log.disk.close()
             self._temporary.replace(self.path)

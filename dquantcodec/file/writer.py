@@ -469,8 +469,8 @@ def _telling_tokens(layer: int, first: int, first_head: int) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if error.code != "input-nonfinite":
-            raise
+        assert error.code == "input-nonfinite", "shapes are checked when rows are taken in"
+        # The codec counts from the rows it was given.
         token, head = (int(str(error.where[name])) for name in ("token", "head"))
         where: dict[str, Any] = {**error.where, "layer": layer, "token": first + token, "head": first_head + head}
         raise InputError(

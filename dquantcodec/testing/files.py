@@ -215,7 +215,7 @@ def damaged_files(draw: st.DrawFn) -> FileCase:
 
 def reader_of(data: bytes) -> Reader:
     """A reader of bytes in memory.  Raises what :func:`dquantcodec.open` raises."""
-    return Reader("bytes", data, True, 1)  # type: ignore[arg-type]
+    return Reader("bytes", data)
 
 
 def read_all(reader: Reader) -> list[tuple[int, int, str, NDArray[Any]]]:
