@@ -55,6 +55,10 @@ def cupy_with_device() -> Any:
     return cupy
 
 
+#: What a library of ``gpu/host`` is built from.
+SOURCES = (".cuh", ".cu", ".h", ".hpp", ".cpp")
+
+
 @lru_cache(maxsize=256)
 def build(options: tuple[str, ...], folder: str, source: str = "kernels.cpp") -> ctypes.CDLL:
     """The kernels of ``gpu/host/SOURCE`` for one set of options, cached in ``folder`` by what they are built from."""
@@ -67,9 +71,7 @@ def build(options: tuple[str, ...], folder: str, source: str = "kernels.cpp") ->
     if not HOST.is_dir():
         pytest.skip("gpu/host is not beside the tests")
     root = sources.root()
-    files = sorted(
-        path for folder in (root, HOST) for path in folder.rglob("*") if path.suffix in (".cuh", ".cu", ".h", ".cpp")
-    )
+    files = sorted(path for folder in (root, HOST) for path in folder.rglob("*") if path.suffix in SOURCES)
     digest = hashlib.sha256(" ".join((*BUILD, source, *options)).encode())
     for path in files:
         digest.update(path.read_bytes())

@@ -4,13 +4,15 @@
 
 Targets of the reader (``gpu/fuzz``) begin from the corpus of the Python targets of the same name; ``device-prefix`` and
 ``device-rans`` are the readers of device code (``gpu/host/containers.cpp``), of one plan each.  New inputs that reach
-new code go to ``--save``, from where another run goes on.
+new code go to ``--save``, from where another run goes on.  ``--docs docs/fuzzing.md`` writes what the JSON file holds
+of all targets between the marks there, and runs nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -19,6 +21,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +34,8 @@ from dquantcodec.testing.targets import bases
 ROOT = Path(__file__).parents[1]
 READER = ("header", "records", "index", "container", "file")
 DEVICE = {"device-prefix": "key", "device-rans": "value"}
-#: Bytes of an input; containers have at most 36.
+MARKS = ("<!-- fuzz -->", "<!-- end of fuzz -->")
+#: Bytes of an input; a few are enough for a container.
 MOST_BYTES = {"header": 4096, "records": 8192, "index": 4096, "file": 8192}
 SANITIZE = ("-O2", "-g1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all")
 
@@ -53,11 +57,13 @@ def build(target: str, folder: Path) -> Path:
         stream = getattr(plan, kind)
         arrays = tables.decode_arrays(plan, stream)
         advance = arrays.advance if stream.coder == "rans" else np.zeros(1 << stream.precision, np.uint32)
-        (folder / f"{target}.tables").write_bytes(arrays.entries.astype("<u4").tobytes() + advance.astype("<u4").tobytes())
+        both = [array.astype("<u4").tobytes() for array in (arrays.entries, advance)]
+        (folder / f"{target}.tables").write_bytes(b"".join(both))
         options = [*launches.definitions(plan, kind), "-DDQ_ELEMENT=0", f"-I{ROOT / 'gpu' / 'host'}"]
     program = folder / name
     if not program.exists():
-        command = ["clang++", "-std=c++17", *SANITIZE, "-DDQ_FUZZER", *options, f"-I{ROOT / 'gpu' / 'include'}", str(source)]
+        options += ["-DDQ_FUZZER", f"-I{ROOT / 'gpu' / 'include'}"]
+        command = ["clang++", "-std=c++17", *SANITIZE, *options, str(source)]
         # Compressed rows are read where libzstd is there.
         if subprocess.run([*command, "-DDQUANT_ZSTD", "-lzstd", "-o", str(program)], capture_output=True).returncode:
             subprocess.run([*command, "-o", str(program)], check=True)
@@ -98,15 +104,38 @@ def fuzz(target: str, folder: Path, inputs: int, save: Path, failing: Path) -> t
     return process.returncode, runs, seen
 
 
+def table(runs: list[dict[str, Any]]) -> str:
+    """The runs as Markdown."""
+    lines = ["| target | engine | inputs | seconds | a second | branches | failed |", "|---|---|--:|--:|--:|--:|--:|"]
+    for run in runs:
+        lines.append(
+            f"| `{run['target']}` | {run['engine']} | {run['inputs']:,} | {run['seconds']:,.0f} | "
+            f"{run['inputs'] / run['seconds']:,.0f} | {run['branches']:,} | {run['failed']} |"
+        )
+    return "\n".join(lines)
+
+
+def write_table(results: Path, docs: Path) -> None:
+    """Put the runs of the JSON file ``results`` between the marks of ``docs``."""
+    before, _, rest = docs.read_text(encoding="utf-8").partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    made = table(json.loads(results.read_text(encoding="utf-8"))["runs"])
+    docs.write_text(f"{before}{MARKS[0]}\n\n{made}\n\n{MARKS[1]}{after}", encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("target", choices=[*READER, *DEVICE])
+    parser.add_argument("target", choices=[*READER, *DEVICE], nargs="?", default="container")
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--build", type=Path, metavar="DIR", help="kept programs; by default they are built anew")
     parser.add_argument("--save", type=Path, metavar="DIR", help="new inputs")
     parser.add_argument("--failing", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="inputs that ran are added to this file")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="the page to write the table of --json into")
     chosen = parser.parse_args()
+    if chosen.docs:
+        write_table(chosen.json or ROOT / "benchmarks" / "results" / "fuzz.json", chosen.docs)
+        return 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.build or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)

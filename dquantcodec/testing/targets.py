@@ -81,7 +81,7 @@ def _records_at(data: bytes) -> int:
     return int.from_bytes(data[12:16], "little")
 
 
-# --- What inputs stand for: files ---------------------------------------------------------------------------------------
+# --- The files that inputs stand for -------------------------------------------------------------------------------
 
 
 def header_file(data: bytes) -> bytes:
@@ -254,9 +254,8 @@ def bases() -> dict[str, bytes]:
     """The files that ``gpu/fuzz`` puts its inputs into, by name; layer ``i`` of ``containers`` has plan ``i``."""
     layers = []
     for plan in container_plans():
-        heads, dim = plan.heads, plan.head_dim
-        stream = plan.stream
-        layers.append(Layer(heads, dim, "float32", Plan(heads, dim, 32, random_signs(heads, dim), stream, stream, "one")))
+        shape, stream = (plan.heads, plan.head_dim), plan.stream
+        layers.append(Layer(*shape, "float32", Plan(*shape, 32, random_signs(*shape), stream, stream, "one")))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "containers.dqkv"
         create(path, layers).close()

@@ -2,7 +2,7 @@
 // and ends the program if the reader did something it must not.
 //
 // The same inputs mean the same as to the targets of `dquantcodec.testing`; files that inputs are put into are read
-// from the folder that DQ_BASES names, where `python -m dquantcodec.testing.fuzz bases` writes them.
+// from the folder that DQ_BASES names; `dquantcodec.testing.targets.bases` makes them.
 #pragma once
 
 #include <cstdio>
