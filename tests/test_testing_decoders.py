@@ -66,7 +66,7 @@ def header_of(plan: Plan) -> bytes:
 
 def by_headers(plan: Plan, page: bytes, tokens: int) -> tuple[Any, Any]:
     """The reader in C++, which learns the plan from the header of a file; a refusal as ValueError."""
-    library = gpu.build((), BUILDS, "pages.cpp")
+    library = gpu.build(("-O0",), BUILDS, "pages.cpp")  # compiling takes longer than running
     header = header_of(plan)
     found = []
     for kind in range(2):
