@@ -85,7 +85,7 @@ def library(options: tuple[str, ...], folder: str, source: str) -> ctypes.CDLL:
 def host_sources() -> tuple[bytes, ...]:
     if not HOST.is_dir():
         pytest.skip("gpu/host is not beside the tests")
-    endings = (".cuh", ".cu", ".h", ".cpp")
+    endings = (".cuh", ".cu", ".h", ".hpp", ".cpp")
     files = sorted(path for top in (sources.root(), HOST) for path in top.rglob("*") if path.suffix in endings)
     return tuple(path.read_bytes() for path in files)
 

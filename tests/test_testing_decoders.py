@@ -1,8 +1,12 @@
-"""Every decoder reads every encoder's pages: plain Python, the CPU with any threads, device kernels on the host."""
+"""Every decoder reads every encoder's pages: plain Python, the CPU with any threads, the C++ headers, device kernels on
+the host, and on the device where there is one."""
 
 from __future__ import annotations
 
+import ctypes
+import tempfile
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import pytest
 
 from dquantcodec.codec import Codec, Pages
 from dquantcodec.cuda import launches
+from dquantcodec.file import Layer, create
 from dquantcodec.page import KINDS
 from dquantcodec.plan import Plan
 from dquantcodec.testing import properties
@@ -51,11 +56,52 @@ def emulated(plan: Plan, page: bytes, tokens: int) -> tuple[Any, Any]:
     return found[0], found[1]
 
 
-DECODERS = {"one thread": on_threads(1), "three threads": on_threads(3), "emulated device": emulated}
+@lru_cache(maxsize=8)
+def header_of(plan: Plan) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.dqkv"
+        create(path, [Layer(plan.kv_heads, plan.head_dim, "float32", plan)]).close()
+        return path.read_bytes()
+
+
+def by_headers(plan: Plan, page: bytes, tokens: int) -> tuple[Any, Any]:
+    """The reader in C++, which learns the plan from the header of a file; a refusal as ValueError."""
+    library = gpu.build(("-O0",), BUILDS, "pages.cpp")  # compiling takes longer than running
+    header = header_of(plan)
+    found = []
+    for kind in range(2):
+        out, code = np.empty((tokens, plan.kv_heads, plan.head_dim), np.float32), ctypes.create_string_buffer(64)
+        if not library.decode_page(
+            header, ctypes.c_uint64(len(header)), page, ctypes.c_uint64(len(page)), kind, ctypes.c_uint32(tokens),
+            ctypes.c_void_p(out.ctypes.data), code,
+        ):  # fmt: skip
+            raise ValueError(f"{KINDS[kind]}s are refused: {code.value.decode()}")
+        found.append(out)
+    return found[0], found[1]
+
+
+def on_device(plan: Plan, page: bytes, tokens: int) -> tuple[Any, Any]:
+    cupy = gpu.cupy_with_device()
+    from dquantcodec.cuda import Codec as DeviceCodec
+
+    pages = Pages(cupy.asarray(np.frombuffer(page, np.uint8)[None].copy()), tokens)
+    keys, values = (DeviceCodec(plan).decode_kind(pages, kind) for kind in KINDS)
+    return cupy.asnumpy(keys), cupy.asnumpy(values)
+
+
+DECODERS = {
+    "one thread": on_threads(1),
+    "three threads": on_threads(3),
+    "emulated device": emulated,
+    "headers": by_headers,
+    "device": on_device,
+}
 
 
 @pytest.mark.parametrize("name", ["2.26", "paper-2.26"])
-@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize(
+    "decoder", [pytest.param(name, marks=[pytest.mark.gpu] if name == "device" else []) for name in DECODERS]
+)
 def test_pages_of_hostile_tokens_and_damaged_ones(decoder: str, name: str) -> None:
     codec = Codec(name, 4, 64)
     rng = np.random.default_rng(len(decoder))
@@ -70,6 +116,6 @@ def test_pages_of_hostile_tokens_and_damaged_ones(decoder: str, name: str) -> No
         if seed % 2:
             damaged[: layout.head_bytes] = page[: layout.head_bytes]
         # Threads are given whole windows, so what the damage does to absent tokens must not count.
-        if decoder == "emulated device":
+        if decoder not in ("one thread", "three threads"):
             case = PageCase(codec.plan, bytes(damaged), TOKENS)
             properties.pages_decode_to_the_specified_numbers(DECODERS[decoder], case)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +70,41 @@ def test_the_command_says_when_nothing_guides_it(
     monkeypatch.chdir(tmp_path)
     assert fuzz.main(["container", "--time", "0.2"]) == 0
     said = capsys.readouterr().out
-    assert "not guided by coverage" in said and "inputs of container in 0.2 s" in said
+    assert "not guided by coverage" in said and re.search(r"^\d+ inputs of container in \d+ s$", said, re.MULTILINE)
     assert fuzz.main(["header", "--replay"]) == 0
     assert "inputs of header replayed" in capsys.readouterr().out
+
+
+TESTS = Path(__file__).parent
+GUIDE = TESTS.parent / "docs" / "fuzzing.md"
+
+
+def test_every_property_has_the_tests_the_guide_names() -> None:
+    text = GUIDE.read_text(encoding="utf-8").split("## Branch coverage")[0]
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", text)
+    assert len(named) > 20
+    for file, test in named:
+        assert f"def {test}(" in (TESTS / file).read_text(encoding="utf-8"), f"{file}::{test}"
+
+
+def test_the_guide_has_the_runs_on_record(tmp_path: Path) -> None:
+    tool = TESTS.parent / "tools" / "fuzz_headers.py"
+    if not tool.exists():
+        pytest.skip("tools/fuzz_headers.py is not beside the tests")
+    spec = importlib.util.spec_from_file_location("fuzz_headers", tool)
+    assert spec and spec.loader
+    fuzz_headers = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fuzz_headers)
+    copy = tmp_path / "fuzzing.md"
+    copy.write_bytes(GUIDE.read_bytes())
+    fuzz_headers.write_table(TESTS.parent / "benchmarks" / "results" / "fuzz.json", copy)
+    assert copy.read_bytes() == GUIDE.read_bytes()
+
+
+def test_parts_of_a_run_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "fuzz.json"
+    for target, inputs, seen, failed in (("header", 5, 7, 0), ("file", 2, 3, 0), ("header", 6, 6, 1)):
+        fuzz.record(path, fuzz.Run(target, "random", inputs, 1.5, seen, failed, "command"))
+    header, file = json.loads(path.read_text())["runs"]
+    assert (header["inputs"], header["parts"], header["seconds"]) == (11, 2, 3.0)
+    assert (header["branches"], header["failed"], file["inputs"]) == (7, 1, 2)

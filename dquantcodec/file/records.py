@@ -113,9 +113,10 @@ class RecordRules:
             head.sequence < self.header.sequences, FormatError, "record-sequence", record,
             f"is of sequence {head.sequence} of {self.header.sequences}",
         )  # fmt: skip
+        fits = (head.tokens > 0) == (head.type != REWIND)
+        self._require(fits, FormatError, "record-tokens", record, f"counts {head.tokens} tokens")
         self._require(head.end <= MAX_TOKENS, LimitError, "limit-tokens", record, f"ends at token {head.end}")
         if head.type == REWIND:
-            self._require(head.tokens == 0, FormatError, "record-tokens", record, f"counts {head.tokens} tokens")
             empty = (head.payload_bytes, head.table_crc) == (0, 0)
             self._require(empty, FormatError, "record-length", record, "has a payload")
         else:
@@ -126,7 +127,6 @@ class RecordRules:
         pages = head.type == PAGES
         layers = self.run.layers if pages else self.rows_layers(head.flags)
         self._require(bool(layers), FormatError, "record-layers", record, "holds no layer")
-        self._require(head.tokens > 0, FormatError, "record-tokens", record, "holds no token")
         if pages:
             windows = self.run.windows(head.tokens)
             self._require(windows <= MAX_RUN, LimitError, "limit-run", record, f"holds {windows} windows")

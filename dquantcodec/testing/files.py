@@ -114,11 +114,15 @@ def cut_rows(rows: Rows, start: int, stop: int) -> tuple[list[Any], list[Any]]:
 # --- Damage ---------------------------------------------------------------------------------------------------------
 
 
-def repaired(data: bytes, header: bool = True, records: bool = True, bodies: bool = True) -> bytes:
+def repaired(
+    data: bytes, header: bool = True, records: bool = True, bodies: bool = True, rules: RecordRules | None = None,
+    first: int = s.BLOCK,
+) -> bytes:  # fmt: skip
     """``data`` with checksums made right, as far as its structure can be followed.
 
     Of the header block, of record headers and their tables, and (``bodies``) of pages, rows and other payloads, so that
-    damage reaches what lies behind the checksums.
+    damage reaches what lies behind the checksums.  ``rules`` are those of the header, where the caller has parsed it;
+    records before byte ``first`` are left as they are.
     """
     made = bytearray(data)
     size = int.from_bytes(made[12:16], "little")
@@ -126,12 +130,14 @@ def repaired(data: bytes, header: bool = True, records: bool = True, bodies: boo
         made[124:128] = s.crc32c(bytes(made[128:size]), s.crc32c(bytes(made[:124]))).to_bytes(4, "little")
     if not records or size % s.BLOCK:
         return bytes(made)
-    try:
-        rules: RecordRules | None = RecordRules(parse_header(np.frombuffer(bytes(made), np.uint8)))
-    except DQuantError:
-        rules = None
-    for offset in range(max(s.BLOCK, size), len(made) - s.RECORD_BYTES + 1, s.BLOCK):
-        if int.from_bytes(made[offset : offset + 4], "little") == s.RECORD_MAGIC:
+    if rules is None:
+        try:
+            rules = RecordRules(parse_header(np.frombuffer(bytes(made[:size]), np.uint8)))
+        except DQuantError:
+            rules = None
+    magic = s.RECORD_MAGIC.to_bytes(4, "little")
+    for offset in range(max(first, size), len(made) - s.RECORD_BYTES + 1, s.BLOCK):
+        if made[offset : offset + 4] == magic:
             _repair_record(made, offset, rules, bodies)
     return bytes(made)
 

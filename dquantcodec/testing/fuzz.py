@@ -17,11 +17,13 @@ import json
 import os
 import platform
 import random
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,10 @@ target = TARGETS[sys.argv.pop(1)]
 atheris.Setup(sys.argv, target)
 atheris.Fuzz()
 """
+
+
+#: What libFuzzer says of branches, on every line of progress.
+_COVERED = re.compile(r"\bcov: (\d+)")
 
 
 def corpus_of(target: str, folder: Path | None) -> list[bytes]:
@@ -103,8 +109,8 @@ def fuzz_at_random(target: str, seconds: float, folder: Path | None, failing: Pa
 
 def fuzz_by_coverage(
     target: str, seconds: float, folder: Path | None, save: Path | None, failing: Path
-) -> tuple[int, int]:
-    """Atheris for ``seconds``, in a process of its own; its exit status, and how many inputs it ran."""
+) -> tuple[int, int, int]:
+    """Atheris for ``seconds``, in a process of its own; its exit status, how many inputs it ran, branches it saw."""
     from .targets import MOST_BYTES
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -119,7 +125,7 @@ def fuzz_by_coverage(
             f"-max_len={MOST_BYTES}", "-print_final_stats=1", "-timeout=60", "-rss_limit_mb=3000",
             f"-exact_artifact_path={failing}",
         ]  # fmt: skip
-        runs = 0
+        runs = seen = 0
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
             assert process.stderr is not None
             for line in process.stderr:
@@ -127,12 +133,14 @@ def fuzz_by_coverage(
                     sys.stderr.write(line)
                 if line.startswith("stat::number_of_executed_units:"):
                     runs = int(line.split()[-1])
+                elif (found := _COVERED.search(line)) is not None:
+                    seen = int(found[1])
         status = process.returncode
         if save is not None:
             save.mkdir(parents=True, exist_ok=True)
             for path in kept.iterdir():
                 (save / path.name[:16]).write_bytes(path.read_bytes())
-    return status, runs
+    return status, runs, seen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,30 +160,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.replay:
         print(f"{replay_corpus(chosen.target, folder)} inputs of {chosen.target} replayed")
         return 0
+    begun = time.monotonic()
     if find_spec("atheris") is not None:
         print(f"Atheris fuzzes {chosen.target}, guided by coverage", flush=True)
-        status, runs = fuzz_by_coverage(chosen.target, chosen.time, folder, chosen.save, failing)
+        status, runs, seen = fuzz_by_coverage(chosen.target, chosen.time, folder, chosen.save, failing)
     else:
         print(
             f"Atheris is not installed: {chosen.target} gets mutations of the corpus at random, not guided by coverage"
         )
-        status, runs = 0, fuzz_at_random(chosen.target, chosen.time, folder, failing, chosen.seed)
-    print(f"{runs} inputs of {chosen.target} in {chosen.time:g} s")
+        status, seen, runs = 0, 0, fuzz_at_random(chosen.target, chosen.time, folder, failing, chosen.seed)
+    print(f"{runs} inputs of {chosen.target} in {time.monotonic() - begun:.0f} s")
     if chosen.json:
-        record(chosen.json, chosen.target, runs, chosen.time, "atheris" if find_spec("atheris") else "random", status)
+        record(chosen.json, Run(
+            chosen.target, "atheris" if find_spec("atheris") else "random", runs, time.monotonic() - begun, seen,
+            int(status != 0), f"python -m dquantcodec.testing.fuzz {chosen.target} --time {chosen.time:g}",
+        ))  # fmt: skip
     return status
 
 
-def record(path: Path, target: str, runs: int, seconds: float, engine: str, status: int) -> None:
-    """Add a run to the JSON file at ``path``."""
-    stored: dict[str, Any] = {"what": "inputs run by fuzz target", "runs": []}
+@dataclass(frozen=True)
+class Run:
+    """One run of a target: inputs, seconds of the clock, branches seen at its end (0: not counted), failing inputs."""
+
+    target: str
+    engine: str
+    inputs: int
+    seconds: float
+    branches: int
+    failed: int
+    command: str
+
+
+def record(path: Path, run: Run) -> None:
+    """Add a run to those of its target and engine in the JSON file at ``path``: many short runs make a long one."""
+    stored: dict[str, Any] = {"what": "inputs run by fuzz target and engine, all runs together", "runs": []}
     if path.exists():
         stored = json.loads(path.read_text(encoding="utf-8"))
-    stored["runs"].append({
-        "target": target, "inputs": runs, "seconds": seconds, "engine": engine, "failed": bool(status),
-        "command": f"python -m dquantcodec.testing.fuzz {target} --time {seconds:g}",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-    })  # fmt: skip
+    place = next((r for r in stored["runs"] if (r["target"], r["engine"]) == (run.target, run.engine)), None)
+    if place is None:
+        place = {"target": run.target, "engine": run.engine, "parts": 0, "inputs": 0, "seconds": 0.0, "failed": 0}
+        stored["runs"].append(place)
+    place["parts"] += 1
+    place["inputs"] += run.inputs
+    place["seconds"] = round(place["seconds"] + run.seconds, 1)
+    place["failed"] += run.failed
+    place["branches"] = max(place.get("branches", 0), run.branches)
+    place["command"] = run.command
+    place["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 
 

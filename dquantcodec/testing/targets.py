@@ -6,13 +6,16 @@ contents of the parts, each of which starts at the next multiple of 4096, so tha
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
 from ..codec import Codec
 from ..errors import DQuantError
+from ..file import Layer, create
 from ..file import structs as s
 from ..file.header import parse_header
 from ..file.records import RecordRules
@@ -20,12 +23,15 @@ from ..file.scan import read_log, walk
 from ..file.sequences import sequences
 from ..file.verify import verify
 from ..plan import Plan
+from ..rotate import random_signs
 from .containers import ContainerPlan, library_decode, plain_decode
 from .files import file_bytes, files_open_or_say_why, repaired, rotated_plan, small_plan
 from .pages import decode_page
 
 #: Larger inputs say nothing that smaller ones do not.
 MOST_BYTES = 1 << 15
+#: Unpacked files end at the first part behind so many bytes; the seeds have 60 KiB.
+MOST_UNPACKED = 1 << 17
 
 
 def pack_blocks(data: bytes) -> bytes:
@@ -44,12 +50,15 @@ def pack_blocks(data: bytes) -> bytes:
 
 def unpack_blocks(data: bytes) -> bytes:
     """The reverse, of any bytes; a part that is cut is taken as far as it goes."""
-    made = b""
-    while len(data) >= 2 and len(made) < 1 << 18:
-        size = int.from_bytes(data[:2], "little")
-        body, data = data[2 : 2 + size], data[2 + size :]
-        made += body.ljust(max(s.BLOCK, s.align(len(body), s.BLOCK)), b"\0")
-    return made
+    parts: list[bytes] = []
+    at = made = 0
+    while len(data) - at >= 2 and made < MOST_UNPACKED:
+        size = int.from_bytes(data[at : at + 2], "little")
+        body = data[at + 2 : at + 2 + size]
+        at += 2 + size
+        parts.append(body.ljust(max(s.BLOCK, s.align(len(body), s.BLOCK)), b"\0"))
+        made += len(parts[-1])
+    return b"".join(parts)
 
 
 @lru_cache(maxsize=8)
@@ -57,8 +66,63 @@ def _base(*kinds: str) -> bytes:
     return file_bytes(kinds, 43, cuts=(20,), sinks=2, recent=4)
 
 
+@lru_cache(maxsize=8)
+def _rules(*kinds: str) -> RecordRules:
+    """Of :func:`_base`, whose header no record changes: parsed once, not for every input."""
+    return RecordRules(parse_header(np.frombuffer(_base(*kinds), np.uint8)))
+
+
+@lru_cache(maxsize=8)
+def _index_at(*kinds: str) -> int:
+    return walk(np.frombuffer(_base(*kinds), np.uint8), _rules(*kinds)).records[-1].offset
+
+
 def _records_at(data: bytes) -> int:
     return int.from_bytes(data[12:16], "little")
+
+
+# --- The files that inputs stand for -------------------------------------------------------------------------------
+
+
+def header_file(data: bytes) -> bytes:
+    """A header block without its last zeros, or behind the start of one, made whole."""
+    size = max(s.BLOCK, s.align(len(data), s.BLOCK))
+    block = bytearray(data.ljust(size, b"\0"))
+    if len(data) < 1 or data[0] == s.SIGNATURE[0]:
+        block[:12] = s.SIGNATURE + bytes((s.VERSION[0], 0, s.VERSION[1], 0))
+        block[12:16] = size.to_bytes(4, "little")
+    return repaired(bytes(block), records=False)
+
+
+def records_file(data: bytes) -> bytes:
+    """Records, packed, behind a good header."""
+    base, rules = _base("rotated", "exact"), _rules("rotated", "exact")
+    return repaired(base[: _records_at(base)] + unpack_blocks(data), header=False, rules=rules)
+
+
+def index_file(data: bytes) -> bytes:
+    """An INDEX record behind good records, which are exact rows, so that verification is quick."""
+    base, rules, offset = _base("exact", "exact"), _rules("exact", "exact"), _index_at("exact", "exact")
+    body = bytearray(data.ljust(max(s.BLOCK, s.align(len(data), s.BLOCK)), b"\0"))
+    if len(data) > s.RECORD_BYTES:
+        # The trailer ends the block, as in a file.
+        body[-s.TRAILER.size :] = data[-s.TRAILER.size :].rjust(s.TRAILER.size, b"\0")
+    return repaired(base[:offset] + bytes(body), header=False, rules=rules, first=offset)
+
+
+def packed_file(data: bytes) -> bytes:
+    """A whole file, packed; the first byte says which checksums are made right."""
+    flags = data[0] if data else 0
+    return repaired(unpack_blocks(data[1:]), bool(flags & 1), bool(flags & 2), bool(flags & 4))
+
+
+#: The file that an input of a target stands for; ``container`` and ``encode`` have none.
+FILES: dict[str, Callable[[bytes], bytes]] = {
+    "header": header_file,
+    "records": records_file,
+    "index": index_file,
+    "file": packed_file,
+}
 
 
 # --- Targets --------------------------------------------------------------------------------------------------------
@@ -66,13 +130,8 @@ def _records_at(data: bytes) -> int:
 
 def header(data: bytes) -> None:
     """A header block without its last zeros: refused, or parsed, and what was parsed packs to the same meaning."""
-    size = max(s.BLOCK, s.align(len(data), s.BLOCK))
-    block = bytearray(data.ljust(size, b"\0"))
-    if len(data) < 1 or data[0] == s.SIGNATURE[0]:
-        block[:12] = s.SIGNATURE + bytes((s.VERSION[0], 0, s.VERSION[1], 0))
-        block[12:16] = size.to_bytes(4, "little")
     try:
-        found = parse_header(np.frombuffer(repaired(bytes(block), records=False), np.uint8))
+        found = parse_header(np.frombuffer(header_file(data), np.uint8))
     except DQuantError as error:
         assert error.code
         return
@@ -83,10 +142,8 @@ def header(data: bytes) -> None:
 
 def records(data: bytes) -> None:
     """Records, packed, behind a good header: a log that covers its tokens, or an error."""
-    base = _base("rotated", "exact")
-    whole = base[: _records_at(base)] + unpack_blocks(data)
-    array = np.frombuffer(repaired(whole), np.uint8)
-    rules = RecordRules(parse_header(array))
+    rules = _rules("rotated", "exact")
+    array = np.frombuffer(records_file(data), np.uint8)
     try:
         log = read_log(array, rules)
         found = sequences(log.records, log.torn, rules)
@@ -95,7 +152,7 @@ def records(data: bytes) -> None:
         return
     offset = rules.header.block_bytes
     for record in log.records:
-        assert record.offset == offset and record.end <= len(whole)
+        assert record.offset == offset and record.end <= len(array)
         offset = record.end
     for sequence in found:
         for side in (sequence.coded, sequence.exact):
@@ -108,15 +165,8 @@ def records(data: bytes) -> None:
 
 def index(data: bytes) -> None:
     """An INDEX record behind good records: used only if it says what the records say, or verification tells."""
-    base = _base("exact", "exact")  # nothing to decode, so that verification is quick
-    good = np.frombuffer(base, np.uint8)
-    rules = RecordRules(parse_header(good))
-    offset = walk(good, rules).records[-1].offset
-    body = bytearray(data.ljust(max(s.BLOCK, s.align(len(data), s.BLOCK)), b"\0"))
-    if len(data) > s.RECORD_BYTES:
-        # The trailer ends the block, as in a file.
-        body[-s.TRAILER.size :] = data[-s.TRAILER.size :].rjust(s.TRAILER.size, b"\0")
-    array = np.frombuffer(repaired(base[:offset] + bytes(body)), np.uint8)
+    rules = _rules("exact", "exact")
+    array = np.frombuffer(index_file(data), np.uint8)
     try:
         log = read_log(array, rules)
         tokens = [sequence.tokens for sequence in sequences(log.records, log.torn, rules)]
@@ -187,9 +237,7 @@ def encode(data: bytes) -> None:
 
 def file(data: bytes) -> None:
     """A whole file, packed; the first byte says which checksums are made right: opened, verified and read."""
-    flags = data[0] if data else 0
-    made = unpack_blocks(data[1:])
-    files_open_or_say_why(repaired(made, bool(flags & 1), bool(flags & 2), bool(flags & 4)))
+    files_open_or_say_why(packed_file(data))
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
@@ -202,6 +250,23 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 }
 
 
+def bases() -> dict[str, bytes]:
+    """The files that ``gpu/fuzz`` puts its inputs into, by name; layer ``i`` of ``containers`` has plan ``i``."""
+    layers = []
+    for plan in container_plans():
+        shape, stream = (plan.heads, plan.head_dim), plan.stream
+        layers.append(Layer(*shape, "float32", Plan(*shape, 32, random_signs(*shape), stream, stream, "one")))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "containers.dqkv"
+        create(path, layers).close()
+        containers = path.read_bytes()
+    return {
+        "rotated-exact": _base("rotated", "exact"),
+        "exact-exact": _base("exact", "exact"),
+        "containers": containers,
+    }
+
+
 def seeds(target: str) -> list[bytes]:
     """Sound inputs to begin with."""
     kinds = [("rotated",), ("grouped", "exact"), ("trellis", "absent", "rotated")]
@@ -209,9 +274,8 @@ def seeds(target: str) -> list[bytes]:
     if target == "header":
         return [base[: _records_at(base)].rstrip(b"\0") for base in bases]
     if target in ("records", "index"):
-        base = _base("rotated", "exact") if target == "records" else _base("exact", "exact")
-        good = np.frombuffer(base, np.uint8)
-        offset = walk(good, RecordRules(parse_header(good))).records[-1].offset
+        used = ("rotated", "exact") if target == "records" else ("exact", "exact")
+        base, offset = _base(*used), _index_at(*used)
         return [pack_blocks(base[_records_at(base) : offset])] if target == "records" else [base[offset:]]
     if target == "container":
         return [bytes([i]) + bytes(plan.bytes) for i, plan in enumerate(container_plans())]
