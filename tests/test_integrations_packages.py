@@ -1,5 +1,7 @@
-"""The adapters on the classes of LMCache, SGLang and vLLM themselves, where they are installed, as ``.ci/run`` does with
-``pip install --no-deps`` at the pinned versions.  No server runs, and no GPU is needed."""
+"""The adapters on the classes of LMCache, SGLang and vLLM themselves, where they are installed.
+
+``.ci/run`` installs the first two with ``pip install --no-deps``.  No server runs, and no GPU is needed.
+"""
 
 # What is imported below needs torch, so it comes after the line that skips this file without it.
 # ruff: noqa: E402

@@ -13,6 +13,9 @@ dtype that the implementation wants, in memory, to what it stores and back.
 The docs' page is written from the result: ``docs/comparison.md``.  ``--only-page`` writes it from an existing file.
 """
 
+# Threads are counted by what is imported below, so it comes after their number is set.
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import os
@@ -49,7 +52,8 @@ PACKAGES = (
 
 
 def prepared(contender: Contender, layers: list[methods.Layer]) -> tuple[list[Coder], float]:
-    """Its coders, one a layer, and the processor seconds that making them took (fitting a plan, for ours)."""
+    """Its coders, one a layer, and the processor seconds that making them took: for ours, fitting plans, with compiling
+    kernels that were not cached."""
     began = time.process_time()
     coders = [contender.make(layer.keys, layer.values) for layer in layers]
     return coders, time.process_time() - began
@@ -139,13 +143,11 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--only-page", action="store_true", help="write the page of the result in --json")
     arguments = parser.parse_args()
-    if arguments.only_page:
-        result = json.loads(arguments.json.read_text(encoding="utf-8"))
-    else:
-        result = run(arguments)
+    kept = arguments.only_page
+    result = json.loads(arguments.json.read_text(encoding="utf-8")) if kept else run(arguments)
     print(comparison_page.table_of(result))
     if arguments.json:
-        if not arguments.only_page:
+        if not kept:
             arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         arguments.page.write_text(comparison_page.page(result), encoding="utf-8")
 

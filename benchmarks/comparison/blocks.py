@@ -66,7 +66,9 @@ def _from_q4_0(scales, codes, out):
             out[b, i + BLOCK // 2] = scales[b] * np.float32(np.int32(codes[b, i] >> 4) - 8)
 
 
-def _coder(encode: Any, decode: Any, width: int, dtype: Any) -> tuple[Callable[[Blocks], Stored], Callable[[Stored], Blocks]]:
+def _coder(
+    encode: Any, decode: Any, width: int, dtype: Any
+) -> tuple[Callable[[Blocks], Stored], Callable[[Stored], Blocks]]:
     def stored(blocks: Blocks) -> Stored:
         scales, codes = np.empty(len(blocks), np.float32), np.empty((len(blocks), width), dtype)
         encode(blocks, scales, codes)

@@ -46,14 +46,16 @@ def rivals(result: dict[str, Any]) -> str:
     """Which others are at least as near as ours in attention, and what they need for it."""
     ours = named(result, OURS)
     near = [row for row in others(result) if number(row, "attention_error") <= number(ours, "attention_error")]
-    text = f"**Error at a given size.** `{OURS}` stores {ours['bits_per_value']:.2f} bits a value and leaves an attention "
-    text += f"error of {significant(ours['attention_error'])}. "
+    text = (
+        f"**Error at a given size.** `{OURS}` stores {ours['bits_per_value']:.2f} bits a value and leaves an attention "
+        f"error of {significant(ours['attention_error'])}. "
+    )
     if not near:
         return text + "No other method of the table comes as near."
     least = min(near, key=lambda row: row["bits_per_value"])
     return (
-        f"{text}Of the others, {least['name']} is the smallest that comes as near, with {least['bits_per_value']:.2f} bits "
-        f"(error {significant(least['attention_error'])})."
+        f"{text}Of the others, {least['name']} is the smallest that comes as near, with "
+        f"{least['bits_per_value']:.2f} bits (error {significant(least['attention_error'])})."
     )
 
 
@@ -64,8 +66,8 @@ def smaller(result: dict[str, Any]) -> str:
         return "No other method of the table stores less than half a bit more."
     best = min(below, key=lambda row: number(row, "attention_error"))
     return (
-        f"Of the others with at most half a bit more than that, {best['name']} ({best['bits_per_value']:.2f} bits) is "
-        f"nearest, with an error of {significant(best['attention_error'])}."
+        f"Of the others with at most half a bit more than ours, {best['name']} ({best['bits_per_value']:.2f} bits) "
+        f"is nearest, with an error of {significant(best['attention_error'])}."
     )
 
 
@@ -73,35 +75,33 @@ def fastest(rows: Sequence[dict[str, Any]], what: str) -> dict[str, Any]:
     return max(rows, key=lambda row: row[what]["median"])
 
 
+SIMPLICITY = """**Simplicity**: FP8 is a cast and one scale, the block formats are a page of code; both need neither
+plans nor windows, and can be written token by token. Ours needs a window of 128 tokens before it writes a page, and a
+plan of a layer to be at its best."""
+ENGINES = """**In an engine**: FP8, transformers' caches, llama.cpp's types and turbo-attn run in what serves models, on
+GPUs. What our adapters were run against is said in the guides."""
+
+
 def peers_win(result: dict[str, Any]) -> list[str]:
     ours, rest = named(result, OURS), others(result)
     found = []
     for what in ("encode", "decode"):
-        ahead = [row for row in rest if row[what]["median"] > ours[what]["median"]]
-        best = fastest(rest, what)
-        times = best[what]["median"] / ours[what]["median"]
-        if times > 1:
-            found.append(
-                f"**To {what}**: {joined([row['name'] for row in ahead])} "
-                f"{'is' if len(ahead) == 1 else 'are'} faster than `{OURS}`, the fastest {significant(times)} times as fast."
-            )
+        bar = ours[what]["median"]
+        ahead = sorted((row for row in rest if row[what]["median"] > bar), key=lambda row: -row[what]["median"])
+        if ahead:
+            times = significant(ahead[0][what]["median"] / bar)
+            verb = "is" if len(ahead) == 1 else "are"
+            names = joined([row["name"] for row in ahead])
+            text = f"faster than `{OURS}` {verb} {names}, the first {times} times as fast"
         else:
-            found.append(f"**To {what}**, none of them was faster than `{OURS}` as it runs here.")
+            text = f"none of them was faster than `{OURS}` as it runs here"
+        found.append(f"**To {what}**: {text}.")
     nearest = min(rest, key=lambda row: number(row, "attention_error"))
     found.append(
         f"**Least error**: with {nearest['bits_per_value']:.2f} bits {nearest['name']} leaves an attention error of "
         f"{significant(nearest['attention_error'])}. Who has the room should take it, or an exact cache."
     )
-    found.append(
-        """**Simplicity**: FP8 is a cast and one scale, the block formats are a page of code; both need neither plans nor
-        windows, can be written token by token, and run in every engine. Ours needs a window of 128 tokens before it
-        writes a page, and a plan of a layer to be at its best."""
-    )
-    found.append(
-        """**In an engine**: transformers' caches, llama.cpp's types and turbo-attn are built into what serves models, on
-        GPUs; what our adapters were run against is said in the guides."""
-    )
-    return found
+    return [*found, SIMPLICITY, ENGINES]
 
 
 def trellis(result: dict[str, Any]) -> str:
@@ -125,38 +125,36 @@ def about(result: dict[str, Any]) -> str:
 
 
 NOTES = (
-    """**Same input**: keys after RoPE and values, the numbers of a float16 cache, all tokens coded. The windows of exact
-    recent tokens that ours, KIVI, transformers and turbo-attn keep are left out, for all alike; the one leading token that
-    our profiles keep exact is counted.""",
-    """**Everything counts**: codes, scales, zero points, norms, means, plans. Arrays are counted at the size at which the
-    package keeps them.""",
-    """**Key NMSE** is relative to the energy left after each channel's mean of 128 tokens, which attention hardly sees, is
-    removed; value NMSE to all energy. The attention error is that of the output's norm, over the captured queries. All
-    are means over layers.""",
+    """**Same input**: keys after RoPE and values, the numbers of a float16 cache, all tokens coded. The windows of
+    exact recent tokens that ours, KIVI, transformers and turbo-attn keep are left out, for all alike; the one leading token
+    that our profiles keep exact is counted.""",
+    """**Everything counts**: codes, scales, zero points, norms, means, plans. Arrays are counted at the size at which
+    the package keeps them. The group of transformers' caches is 64, along axis 1 for hqq and 0 for quanto.""",
+    """**Key NMSE** is relative to the energy left after each channel's mean of 128 tokens, which attention hardly sees,
+    is removed; value NMSE to all energy. The attention error is that of the output's norm, over the captured queries.
+    All are means over layers.""",
     """**Speed** is million values a second of processor time, one thread, median of {repetitions} interleaved
-    repetitions, keys and values together; the machine was shared (load {load}), so read it as an order of magnitude. "Numba" is compiled
-    code, "PyTorch" the package's own path on a CPU, "own code" a format written anew here: llama.cpp's hand-written
-    loops and every GPU kernel are much faster than that. Ours does not count fitting a plan, once per layer of a model
-    ({fit} s here).""",
+    repetitions, keys and values together; other programs used the machine too (load {load} at the end), so read it as
+    an order of magnitude. "Numba" is compiled code, "PyTorch" the package's own path on a CPU, "own code" a format
+    written anew here: llama.cpp's hand-written loops and every GPU kernel are much faster than that. Ours does not
+    count fitting a plan, which is done once per layer of a model.""",
     """**One small model, one text, short streams** ({values} values a token): larger models have longer streams, for
     which our scales and means weigh less. What coding does to a model's answers is on the page
-    [How good is it](quality.md); with more methods.""",
+    [How good is it](quality.md), with more methods.""",
 )
 
 
 def page(result: dict[str, Any]) -> str:
-    fit = significant(max(row.get("fit_seconds_a_layer", 0) for row in result["rows"] if row["name"] == OURS))
     facts = {
         "repetitions": result["repetitions"],
         "load": "unknown" if not result["load_average"] else f"{result['load_average'][0]:.0f}",
-        "fit": fit,
         "values": result["kv_heads"] * result["head_dim"],
     }
     parts = [
         "# How it compares",
         paragraph(
-            """Other ways to store a KV cache beside this codec, all in one run on the same keys and values. The page and
-            its figures are written by `python benchmarks/comparison` from `benchmarks/results/peers.json`."""
+            """Other ways to store a KV cache beside this codec, all in one run on the same keys and values. The page is
+            written by `python benchmarks/comparison`, its figures are those of `benchmarks/results/peers.json`."""
         ),
         table_of(result),
         paragraph(f"{rivals(result)} {smaller(result)} {trellis(result)}"),

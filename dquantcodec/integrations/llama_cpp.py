@@ -260,8 +260,8 @@ def to_dqkv(
 ) -> None:
     """Code a state into a file.  ``head_dim`` is what a state does not say.
 
-    Token ids stand in the file's header; those of long sequences (more than about 25,000) in an exact layer of 1 head of
-    1 value behind the layers of the model.
+    Token ids stand in the file's header; those of long sequences (more than about 25,000) in an exact layer of 1 head
+    of 1 value behind the layers of the model.
 
     Raises :class:`InputError` (``state-heads``) where it does not divide the rows, and :class:`LimitError`
     (``limit-json``) for ids of more tokens than the cache holds, if they do not fit the header.

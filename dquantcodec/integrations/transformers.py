@@ -101,7 +101,7 @@ class DQuantCache(Cache):  # type: ignore[misc]  # transformers has no types
         return {number: layer.plan for number, layer in self.coded_layers.items() if layer.plan}
 
     def reset(self, attention_mask: torch.Tensor | None = None) -> None:
-        """Forget all tokens, not the plans.  ``attention_mask`` is that of the next prompts; the last one is forgotten."""
+        """Forget all tokens and the old mask, not the plans.  ``attention_mask`` is that of the prompts to come."""
         padding = None if attention_mask is None else left_padding(attention_mask)
         for layer in self.layers:
             if isinstance(layer, DQuantLayer):
