@@ -1,5 +1,4 @@
-"""The comparison with other formats: its compiled blocks and its coders are those of the quality harness, and the page is
-what the result file says."""
+"""The comparison with other formats: blocks and coders are those of the quality harness, the page is the result's."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("capture", type=Path, nargs="?", default=SAMPLE, help="keys and values; default: the sample")
     parser.add_argument("--queries", type=Path, help="where the queries are, if not in the capture")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="those whose name contains one of these")
-    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the result here, and the page")
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--only-page", action="store_true", help="write the page of the result in --json")

@@ -126,8 +126,8 @@ def about(result: dict[str, Any]) -> str:
 
 NOTES = (
     """**Same input**: keys after RoPE and values, the numbers of a float16 cache, all tokens coded. The windows of
-    exact recent tokens that ours, KIVI, transformers and turbo-attn keep are left out, for all alike; the one leading token
-    that our profiles keep exact is counted.""",
+    exact recent tokens that ours, KIVI, transformers and turbo-attn keep are left out, for all alike; the one leading
+    token that our profiles keep exact is counted.""",
     """**Everything counts**: codes, scales, zero points, norms, means, plans. Arrays are counted at the size at which
     the package keeps them. The group of transformers' caches is 64, along axis 1 for hqq and 0 for quanto.""",
     """**Key NMSE** is relative to the energy left after each channel's mean of 128 tokens, which attention hardly sees,
