@@ -134,8 +134,8 @@ NOTES = (
     is removed; value NMSE to all energy. The attention error is that of the output's norm, over the captured queries.
     All are means over layers.""",
     """**Speed** is million values a second of processor time, one thread, median of {repetitions} interleaved
-    repetitions, keys and values together; other programs used the machine too (load {load} at the end), so read it as
-    an order of magnitude. "Numba" is compiled code, "PyTorch" the package's own path on a CPU, "own code" a format
+    repetitions, keys and values together. Other programs used the machine too (load {load} at the end), and repetitions
+    of one method differ by up to a factor of {spread}: read it as an order of magnitude. "Numba" is compiled code, "PyTorch" the package's own path on a CPU, "own code" a format
     written anew here: llama.cpp's hand-written loops and every GPU kernel are much faster than that. Ours does not
     count fitting a plan, which is done once per layer of a model.""",
     """**One small model, one text, short streams** ({values} values a token): larger models have longer streams, for
@@ -144,9 +144,15 @@ NOTES = (
 )
 
 
+def spread(result: dict[str, Any]) -> float:
+    """The most by which the fastest repetition of a method differs from its slowest."""
+    return max(float(row[what]["high"] / row[what]["low"]) for row in result["rows"] for what in ("encode", "decode"))
+
+
 def page(result: dict[str, Any]) -> str:
     facts = {
         "repetitions": result["repetitions"],
+        "spread": f"{spread(result):.1f}",
         "load": "unknown" if not result["load_average"] else f"{result['load_average'][0]:.0f}",
         "values": result["kv_heads"] * result["head_dim"],
     }
