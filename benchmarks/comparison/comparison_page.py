@@ -135,8 +135,9 @@ NOTES = (
     All are means over layers.""",
     """**Speed** is million values a second of processor time, one thread, median of {repetitions} interleaved
     repetitions, keys and values together. Other programs used the machine too (load {load} at the end), and repetitions
-    of one method differ by up to a factor of {spread}: read it as an order of magnitude. "Numba" is compiled code, "PyTorch" the package's own path on a CPU, "own code" a format
-    written anew here: llama.cpp's hand-written loops and every GPU kernel are much faster than that. Ours does not
+    of one method differ by up to a factor of {spread}: read it as an order of magnitude. "Numba" is compiled code,
+    "PyTorch" the package's own path on a CPU, "own code" a format written anew here: llama.cpp's hand-written loops and
+    every GPU kernel are much faster than that. Ours does not
     count fitting a plan, which is done once per layer of a model.""",
     """**One small model, one text, short streams** ({values} values a token): larger models have longer streams, for
     which our scales and means weigh less. What coding does to a model's answers is on the page
