@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--profiles", default="2.26", help="profiles, joined by commas")
     parser.add_argument("--dtype", choices=models.DTYPES, default="float32")
     parser.add_argument("--models", type=Path, default=default_cache(), metavar="FOLDER", help="cache of downloads")
-    parser.add_argument("--resume", type=int, default=160, help="tokens of the generation that is stopped halfway")
+    parser.add_argument("--resume", type=int, default=96, help="tokens of the generation that is stopped halfway")
     parser.add_argument("--only-resumed", action="store_true", help="measure that alone and keep the rest of --json")
     parser.add_argument("--go-on", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--attention", help=argparse.SUPPRESS)
