@@ -99,6 +99,10 @@ def test_jax() -> None:
     codec = dq.Codec("2.26", kv_heads=2, head_dim=32)
     for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
         given = jnp.asarray(array.astype(dtype))
+        assert to_numpy(given, "keys").ctypes.data == given.unsafe_buffer_pointer()
         np.testing.assert_array_equal(
             codec.encode(given, given).data, codec.encode(array.astype(dtype), array.astype(dtype)).data
         )
+    for wrong in (jnp.int32, jnp.float8_e4m3fn):
+        with pytest.raises(InputError, match="keys have dtype"):
+            codec.encode(jnp.zeros((5, 2, 32), wrong), array)

@@ -12,7 +12,7 @@ import pytest
 
 import dquantcodec as dq
 from dquantcodec.cli.main import main
-from dquantcodec.errors import DQuantError, IdentityError, UnsupportedError
+from dquantcodec.errors import DQuantError, IdentityError, LimitError, UnsupportedError
 from dquantcodec.integrations import llama_cpp
 
 HEADS, DIM, CELLS, LAYERS = 2, 32, 300, 2
@@ -85,6 +85,28 @@ def test_nothing_coded_comes_back_bit_for_bit(tmp_path: Path) -> None:
     )
     main(["convert", "--quiet", str(tmp_path / "x.dqkv"), str(tmp_path / "back.bin")])
     assert (tmp_path / "back.bin").read_bytes() == (tmp_path / "slot.bin").read_bytes()
+
+
+@pytest.mark.parametrize("fewer", [0, 5])
+def test_ids_of_long_sequences_stand_in_a_layer_of_their_own(tmp_path: Path, fewer: int) -> None:
+    cells, generator = 40_000, np.random.default_rng(4)
+    ids = generator.integers(-(2**31), 2**31, cells - fewer).astype(np.int32)
+    rows = [generator.standard_normal((cells, 4)).astype(np.float16) for _ in range(2)]
+    original = llama_cpp.State(ids, rows[:1], rows[1:], position=3)
+    llama_cpp.to_dqkv(original, tmp_path / "x.dqkv", 4, recent=cells)  # nothing is coded
+    with dq.open(tmp_path / "x.dqkv") as file:
+        assert not list(file.verify())
+        found = llama_cpp.from_dqkv(file)
+    np.testing.assert_array_equal(found.tokens, ids)
+    assert len(found.keys) == 1 and found.position == 3
+    np.testing.assert_array_equal([found.keys[0], found.values[0]], rows)
+
+
+def test_ids_that_find_no_place_are_refused(tmp_path: Path) -> None:
+    ids = np.random.default_rng(4).integers(0, 2**31, 40_000).astype(np.int32)
+    rows = [np.ones((100, 4), np.float16)]
+    with pytest.raises(LimitError, match="40000 token ids"):
+        llama_cpp.to_dqkv(llama_cpp.State(ids, rows, rows), tmp_path / "x.dqkv", 4)
 
 
 def test_cells_are_put_in_the_order_of_positions(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """LMCache's serde, SGLang's storage backend and vLLM's offloading tier against fakes that follow their interfaces
-(lmcache 0.5.6, sglang 0.5.23, vllm 0.33.0, read in the packages); the engines themselves are not run."""
+(lmcache 0.5.6, sglang 0.5.23, vllm 0.33.0), and fakes and adapters against the record of those interfaces that
+``tools/engine_interfaces.py`` makes.  The packages' own classes are used in ``test_integrations_packages.py``."""
 
 # What is imported below needs torch, so it comes after the line that skips this file without it.
 # ruff: noqa: E402
@@ -7,9 +8,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import json
 import sys
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -343,3 +346,72 @@ def test_vllm_refusals(tier: Any, tmp_path: Path) -> None:
             spec.config.worker_kv_bytes_per_block += 2
         with pytest.raises(UnsupportedError):
             tier(spec, primary, "DQuantTier", folder=str(tmp_path), kv_heads=HEADS, head_dim=DIM)
+
+
+RECORD = json.loads((Path(__file__).parent / "engine_interfaces.json").read_text(encoding="utf-8"))
+
+
+def interface(package: str, name: str) -> Any:
+    found = [value for path, value in RECORD[package]["interfaces"].items() if path.endswith(f".{name}")]
+    assert len(found) == 1
+    return found[0]
+
+
+def parameters(text: str) -> list[str]:
+    """Names of the parameters in a recorded signature."""
+    names = (part.split("=")[0].strip() for part in text.strip("()").split(","))
+    return [name for name in names if name not in ("self", "/")]
+
+
+def check(adapter: type, package: str, base: str) -> None:
+    """Whatever the base lets be called can be called on ``adapter`` in the same way, and no abstract method is left."""
+    recorded = interface(package, base)
+    assert set(recorded["abstract"]) <= set(vars(adapter))
+    for name, signature in recorded["methods"].items():
+        if name == "__init__" or name not in vars(adapter):
+            continue
+        ours = inspect.signature(getattr(adapter, name)).parameters
+        assert list(ours)[1 : 1 + len(parameters(signature))] == parameters(signature), name
+        # The base's optional arguments may be left out here too; nothing else may be asked for.
+        required = [p for p, value in ours.items() if value.default is value.empty and p != "self"]
+        assert set(required) <= {p.split("=")[0].strip() for p in signature.strip("()").split(",")}, name
+
+
+def test_the_adapters_follow_the_recorded_interfaces(lmcache: Any, storage: Any, tier: Any) -> None:
+    ours = sys.modules["dquantcodec.integrations.lmcache"]
+    check(ours.DQuantSerializer, "lmcache", "Serializer")
+    check(ours.DQuantDeserializer, "lmcache", "Deserializer")
+    check(storage, "sglang", "HiCacheStorage")
+    check(tier, "vllm", "SecondaryTierManager")
+    # What vLLM hands to the constructor beside the tier's own settings.
+    given = parameters(interface("vllm", "SecondaryTierManager")["methods"]["__init__"])
+    assert list(inspect.signature(tier).parameters)[:3] == given[:3]
+    assert "backpressure_detector" in inspect.signature(tier).parameters
+
+
+def test_the_fakes_follow_the_recorded_interfaces() -> None:
+    stands_for = [
+        (Layout, "lmcache", "MemoryLayoutDesc"),
+        (StorageConfig, "sglang", "HiCacheStorageConfig"),
+        (Result, "vllm", "JobResult"),
+        (Job, "vllm", "TransferJob"),
+    ]
+    for fake, package, name in stands_for:
+        assert {member.name for member in fields(fake)} <= set(interface(package, name)["fields"]), name
+    processor = interface("lmcache", "AsyncSerdeProcessor")["methods"]
+    for name in ("__init__", "estimate_serialized_size"):
+        assert list(inspect.signature(getattr(FakeProcessor, name)).parameters)[1:] == parameters(processor[name])
+    assert len(parameters(interface("lmcache", "register_serde_factory")["parameters"])) == 2
+    given = parameters(interface("vllm", "SecondaryTierManager")["methods"]["__init__"])
+    assert len(inspect.signature(FakeTier.__init__).parameters) - 1 == len(given)
+    made = offloading().config
+    for name, part in (
+        ("OffloadingConfig", made),
+        ("OffloadingGroupConfig", made.groups[0]),
+        ("OffloadingModelConfig", made.model),
+        ("OffloadingCacheConfig", made.cache),
+        ("OffloadingParallelConfig", made.parallel),
+    ):
+        assert set(vars(part)) <= set(interface("vllm", name)["fields"]), name
+    assert {"HIT", "MISS"} <= set(interface("vllm", "LookupResult")["members"])
+    assert "STORAGE" in interface("vllm", "Medium")["members"]

@@ -7,6 +7,9 @@ process, and every way that generation has of changing a cache."""
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,24 +201,55 @@ def test_batches_are_reordered_repeated_and_selected_without_copies() -> None:
     plan = layer.plan
     layer.reset()
     assert layer.get_seq_length() == 0 and layer.plan is plan
-    assert layer.update(*states)[0].shape == (3, 2, 150, 16)
+    layer.batch_select_indices(torch.tensor([0]))  # of nothing, as when generation prepares a cache
+    # Other prompts follow, and the padding of the first ones is not theirs.
+    assert layer.update(*states)[0].all()
+
+
+def test_reset_takes_the_mask_of_the_next_prompts(llama: Any) -> None:
+    cache = DQuantCache(llama.config, **SETTINGS, attention_mask=torch.tensor([[0, 0, 1]]))
+    cache.reset(attention_mask=torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]))
+    read(llama, prompt(60, batch=2), cache)
+    assert [row.padding for row in rows(cache)] == [1, 0]
+
+
+class CodesInPlace(transformers.cache_utils.DynamicLayer):
+    """transformers' own layer, whose windows are replaced by what they decode to: no pages, rows or sharing."""
+
+    def __init__(self, plan: Any) -> None:
+        super().__init__()
+        self.codec, self.coded = dq.Codec(plan), SINKS
+
+    def update(self, *states: Any, **kwargs: Any) -> Any:
+        seen = [x.clone() for x in super().update(*states[:2])]
+        while self.coded + 32 + 20 <= self.keys.shape[2]:
+            part = slice(self.coded, self.coded + 32)
+            for keys, values in zip(self.keys[:, :, part], self.values[:, :, part]):
+                pages = self.codec.encode(*(x.transpose(0, 1).numpy() for x in (keys, values)))
+                for x, decoded in zip((keys, values), self.codec.decode(pages)):
+                    x.copy_(torch.from_numpy(decoded).transpose(0, 1))
+            self.coded += 32
+        return seen
 
 
 def test_beams_and_speculation_use_it(llama: Any) -> None:
-    # No window fills while candidates are tried: that would code it up to as many tokens earlier.
     tokens = prompt(130)
     cache = DQuantCache(llama.config, **SETTINGS)
-    beams = llama.generate(tokens, cache=cache, max_new_tokens=8, num_beams=3, do_sample=False,
-                           attention_mask=torch.ones_like(tokens))  # fmt: skip
-    assert beams.shape == (1, 138)
+    # A window fills while beams are apart, so some of them share its page and some do not.
+    settings = {"max_new_tokens": 24, "num_beams": 3, "do_sample": False, "attention_mask": torch.ones_like(tokens)}
+    beams = llama.generate(tokens, cache=cache, **settings)
     plans = cache.plans
+    stock = transformers.Cache(layers=[CodesInPlace(plans[number]) for number in range(3)])
+    assert torch.equal(beams, llama.generate(tokens, cache=stock, **settings))
+    assert len(rows(cache)) == 3 and all(len(row.pages) == 4 for row in rows(cache))
+    # No window fills while candidates are tried: that would code it up to as many tokens earlier.
     looked_up = DQuantCache(llama.config, **SETTINGS, plans=plans)
     plain = DQuantCache(llama.config, **SETTINGS, plans=plans)
     assert write(llama, tokens, looked_up, prompt_lookup_num_tokens=3) == write(llama, tokens, plain)
 
 
 @pytest.mark.parametrize(("kind", "tokens"), [("llama", 150), ("gemma3", 150), ("gemma3", 40)])
-def test_another_process_goes_on_with_the_same_text(kind: str, tokens: int, tmp_path: Path) -> None:
+def test_a_loaded_cache_goes_on_with_the_same_text(kind: str, tokens: int, tmp_path: Path) -> None:
     model = tiny(kind).to(torch.bfloat16)
     start = torch.cat([torch.zeros(1, 7, dtype=torch.long), prompt(tokens - 7)], dim=1)
     mask = (torch.arange(tokens) >= 7)[None].long()
@@ -236,6 +270,40 @@ def test_another_process_goes_on_with_the_same_text(kind: str, tokens: int, tmp_
         DQuantCache.load(path, model.config, model="other")
     with pytest.raises(IdentityError):
         DQuantCache.load(path, tiny(kind, num_key_value_heads=4).config, profile=SMALL)
+
+
+#: What another process does: the models by their kinds, the saved caches, and the text so far.
+ELSEWHERE = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from test_integrations_transformers import SMALL, DQuantCache, tiny, torch, write
+
+for kind, attention in (("llama", "dquant"), ("gemma3", "sdpa")):
+    model = tiny(kind)
+    model.set_attn_implementation(attention)
+    cache = DQuantCache.load(f"{sys.argv[2]}/{kind}.dqkv", model.config, model=kind, profile=SMALL, fit_windows=2)
+    so_far = json.load(open(f"{sys.argv[2]}/{kind}.json"))
+    print(json.dumps(write(model, torch.tensor(so_far), cache, 24)))
+"""
+
+
+def test_another_process_goes_on_with_the_text_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    expected = []
+    for kind, attention in (("llama", ATTENTION), ("gemma3", "sdpa")):
+        model, start = tiny(kind), prompt(120)
+        model.set_attn_implementation(attention)
+        whole = write(model, start, DQuantCache(model.config, **SETTINGS), 36)
+        expected.append([text[12:] for text in whole])
+        cache = DQuantCache(model.config, **SETTINGS)
+        so_far = torch.cat([start, torch.tensor(write(model, start, cache, 12))], dim=1)
+        cache.save(tmp_path / f"{kind}.dqkv", model=kind)
+        (tmp_path / f"{kind}.json").write_text(json.dumps(so_far.tolist()), encoding="utf-8")
+        pages = len(rows(cache, 1)[0].pages)
+        assert 0 < pages < (155 - SINKS - 20) // 32  # some pages are loaded, some made afterwards
+    command = [sys.executable, "-c", ELSEWHERE, str(Path(__file__).parent), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == expected
 
 
 def test_memory_is_that_of_pages_and_exact_tokens(llama: Any) -> None:

@@ -9,6 +9,9 @@ numbers counted as the 16 bits they take in a model of 16 bits.  transformers' q
 are installed (``optimum-quanto``, ``hqq``), with their own settings: groups of 64, and the prompt is quantised at once,
 to its last token.
 
+Then a generation is stopped halfway, the cache is saved, and another process opens the file and writes the other half;
+the text is compared with that of a run that was not interrupted (``resumed``; alone with ``--only-resumed``).
+
 Weights and document are fetched as ``benchmarks/quality`` does.  Nothing is timed.
 """
 
@@ -19,7 +22,9 @@ import copy
 import json
 import math
 import platform
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +99,56 @@ def measure(network: Any, tokens: list[int], make: Callable[[], Any], a: argpars
     return {"bytes": size, "perplexity": math.exp(sum(nll) / len(nll)), "written": written}
 
 
+def greedy(network: Any, token: int, cache: Any, count: int) -> list[int]:
+    """``token`` and what follows it, ``count`` tokens in all."""
+    written = []
+    for _ in range(count):
+        written.append(token)
+        token = int(read(network, [token], cache)[-1].argmax())
+    return [*written, token]
+
+
+def resumed(network: Any, tokens: list[int], a: argparse.Namespace) -> list[dict[str, Any]]:
+    """With both attentions: a generation that is stopped halfway and goes on in another process."""
+    rows = []
+    for attention in ("sdpa", ATTENTION):
+        network.set_attn_implementation(attention)
+        # Few exact tokens, so that pages are loaded and others made afterwards.
+        cache = DQuantCache(network.config, a.profiles.split(",")[0], recent=64)
+        first = int(read(network, tokens[: a.context], cache)[-1].argmax())
+        whole = copy.deepcopy(cache)
+        expected = greedy(network, first, whole, a.resume)
+        half = greedy(network, first, cache, a.resume // 2)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "cache.dqkv"
+            cache.save(path, model="SmolLM2-135M-Instruct", metadata={"next": half[-1]})
+            size = path.stat().st_size
+            command = [sys.executable, str(Path(__file__).parent), "--go-on", str(path), "--attention", attention]
+            command += ["--models", str(a.models), "--dtype", a.dtype, "--resume", str(a.resume)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+        written = half[:-1] + json.loads(done.stdout.splitlines()[-1])
+        same = next((i for i, (x, y) in enumerate(zip(written, expected)) if x != y), len(expected))
+        pages = [len(layer.rows[0].pages) for c in (cache, whole) for layer in list(c.coded_layers.values())[:1]]
+        rows.append(
+            {
+                "attention": attention, "file_bytes": size, "pages_in_file": pages[0], "pages_at_the_end": pages[1],
+                "stopped_after": a.resume // 2, "tokens": len(expected), "same_tokens": same,
+            }
+        )  # fmt: skip
+        print(f"stopped and resumed, {attention}: {same} of {len(expected)} tokens the same", flush=True)
+    return rows
+
+
+def go_on(a: argparse.Namespace) -> None:
+    """The other process: opens the file and writes what is left."""
+    model = models.load("smollm2", a.models, dtype=a.dtype)
+    model.network.set_attn_implementation(a.attention)
+    cache = DQuantCache.load(a.go_on, model.network.config, model="SmolLM2-135M-Instruct")
+    with dquantcodec.open(a.go_on) as file:
+        token = int(file.metadata["next"])
+    print(json.dumps(greedy(model.network, token, cache, a.resume - a.resume // 2)))
+
+
 def caches(config: Any, a: argparse.Namespace) -> dict[str, tuple[str, Callable[[], Any]]]:
     """By name: the attention implementation and what makes an empty cache."""
     found: dict[str, tuple[str, Callable[[], Any]]] = {"DynamicCache": ("sdpa", lambda: DynamicCache(config=config))}
@@ -119,8 +174,15 @@ def main() -> None:
     parser.add_argument("--profiles", default="2.26", help="profiles, joined by commas")
     parser.add_argument("--dtype", choices=models.DTYPES, default="float32")
     parser.add_argument("--models", type=Path, default=default_cache(), metavar="FOLDER", help="cache of downloads")
+    parser.add_argument("--resume", type=int, default=96, help="tokens of the generation that is stopped halfway")
+    parser.add_argument("--only-resumed", action="store_true", help="measure that alone and keep the rest of --json")
+    parser.add_argument("--go-on", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--attention", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if arguments.go_on:
+        go_on(arguments)
+        return
     model = models.load("smollm2", arguments.models, dtype=arguments.dtype)
     document = next(d for d in texts.passages(arguments.models) if d.name == arguments.document)
     tokens = model.tokens(document.text)[: arguments.context + arguments.scored]
@@ -141,6 +203,14 @@ def main() -> None:
         "command": "python benchmarks/engines --json benchmarks/results/engines-transformers.json",
         "rows": [],
     }
+    if arguments.only_resumed:
+        kept = json.loads(arguments.json.read_text(encoding="utf-8"))
+        for name in ("weights_sha256", "document_sha256", "context", "transformers", "torch"):
+            if kept[name] != result[name]:
+                raise SystemExit(f"{arguments.json} is of another {name}: {kept[name]}, now {result[name]}")
+        result = {**kept, "resumed": resumed(model.network, tokens, arguments)}
+        arguments.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return
     stock: dict[str, Any] = {}
     for name, (attention, make) in caches(model.network.config, arguments).items():
         model.network.set_attn_implementation(attention)
@@ -159,6 +229,9 @@ def main() -> None:
         print(f"  {same} of {arguments.written} tokens as with DynamicCache", flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    result["resumed"] = resumed(model.network, tokens, arguments)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,10 @@ TYPES: dict[int, np.dtype[Any]] = {
 QUANTISED = {2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "iq4_nl"}
 #: The key of the file's metadata under which what only llama.cpp needs stands.
 FACTS = "llama.cpp"
+#: More token ids than a header has room for stand in an exact layer behind those of the model: the key of a token is
+#: its id's multiple of 65536 and its value the rest, both of which float32 holds exactly.
+IDS = "ids"
+IDS_SPLIT = 1 << 16
 #: Tokens taken in and decoded at a time.
 PORTION = 4096
 
@@ -256,8 +260,11 @@ def to_dqkv(
 ) -> None:
     """Code a state into a file.  ``head_dim`` is what a state does not say.
 
+    Token ids stand in the file's header; those of long sequences (more than about 25,000) in an exact layer of 1 head
+    of 1 value behind the layers of the model.
+
     Raises :class:`InputError` (``state-heads``) where it does not divide the rows, and :class:`LimitError`
-    (``limit-json``) for more token ids than a file's header holds (about 25,000).
+    (``limit-json``) for ids of more tokens than the cache holds, if they do not fit the header.
     """
     layers = []
     for number, rows in enumerate(state.keys):
@@ -268,7 +275,7 @@ def to_dqkv(
                 layer=number,
             )
         layers.append(Layer(rows.shape[1] // head_dim, head_dim, _name(rows.dtype), profile))
-    facts = {
+    facts: dict[str, Any] = {
         "version": VERSION,
         "tokens": base64.b64encode(zlib.compress(state.tokens.astype("<i4").tobytes(), 9)).decode(),
         "transposed": state.transposed,
@@ -276,8 +283,18 @@ def to_dqkv(
         "stream": state.stream,
         "sequence": state.sequence,
     }
-    if len(str(facts["tokens"])) > MAX_JSON - 1024:
-        raise LimitError(f"{len(state.tokens)} token ids do not fit the header of a file", code="limit-json")
+    ids = None
+    if len(facts["tokens"]) > MAX_JSON - 1024:
+        cells = len(state.keys[0])
+        if len(state.tokens) > cells:
+            raise LimitError(
+                f"{len(state.tokens)} token ids fit neither the header of a file nor its {cells} tokens",
+                code="limit-json",
+            )
+        ids = np.zeros((2, cells, 1, 1), np.float32)
+        ids[:, : len(state.tokens), 0, 0] = np.divmod(state.tokens, IDS_SPLIT)
+        facts = {**facts, "tokens": len(state.tokens), IDS: len(layers)}
+        layers.append(Layer(1, 1, "float32", storage="exact"))
     with create(
         path, layers, sinks=sinks, recent=recent, model=model, positions_start=state.position,
         metadata={FACTS: facts}, threads=threads, progress=progress,
@@ -288,6 +305,8 @@ def to_dqkv(
                 [np.reshape(x[part], (-1, layer.kv_heads, head_dim)) for x, layer in zip(rows, layers)]
                 for rows in (state.keys, state.values)
             )
+            if ids is not None:
+                keys, values = ([*rows, x[part]] for rows, x in zip((keys, values), ids))
             out.append(keys, values)
 
 
@@ -299,14 +318,20 @@ def from_dqkv(file: Reader) -> State:
     facts = file.metadata.get(FACTS)
     if not isinstance(facts, dict) or facts.get("version") != VERSION:
         raise IdentityError("the file was not made from a state of llama.cpp", code="identity-state")
+    layers = list(file.layers)
     try:
-        tokens = np.frombuffer(zlib.decompress(base64.b64decode(facts["tokens"])), "<i4").astype(np.int32)
+        if IDS in facts:
+            stored = layers.pop(int(facts[IDS]))
+            high, low = (getattr(stored, kind)[: int(facts["tokens"])] for kind in ("key", "value"))
+            tokens = (high.reshape(-1).astype(np.int64) * IDS_SPLIT + low.reshape(-1).astype(np.int64)).astype(np.int32)
+        else:
+            tokens = np.frombuffer(zlib.decompress(base64.b64decode(facts["tokens"])), "<i4").astype(np.int32)
         places = [int(facts[name]) for name in ("streams", "stream", "sequence")]
         transposed = bool(facts["transposed"])
-    except (KeyError, TypeError, ValueError, zlib.error):
+    except (IndexError, KeyError, TypeError, ValueError, zlib.error):
         raise FormatError("what the file says of its state is damaged", code="state-facts") from None
     keys, values = (
-        [np.reshape(getattr(layer, kind)[:], (layer.tokens, -1)) for layer in file.layers] for kind in ("key", "value")
+        [np.reshape(getattr(layer, kind)[:], (layer.tokens, -1)) for layer in layers] for kind in ("key", "value")
     )
     return State(tokens, keys, values, file.header.info.positions_start, transposed, *places)
 

@@ -100,6 +100,15 @@ class DQuantCache(Cache):  # type: ignore[misc]  # transformers has no types
         """Plans fitted so far, by layer; another cache of the same model takes them."""
         return {number: layer.plan for number, layer in self.coded_layers.items() if layer.plan}
 
+    def reset(self, attention_mask: torch.Tensor | None = None) -> None:
+        """Forget all tokens and the old mask, not the plans.  ``attention_mask`` is that of the prompts to come."""
+        padding = None if attention_mask is None else left_padding(attention_mask)
+        for layer in self.layers:
+            if isinstance(layer, DQuantLayer):
+                layer.reset(padding)
+            else:
+                layer.reset()
+
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays the cache keeps alive; what sequences share counts once."""

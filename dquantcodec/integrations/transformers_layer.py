@@ -302,9 +302,11 @@ class DQuantLayer(BaseQuantizedLayer):  # type: ignore[misc]  # transformers has
             rows = [replace(row, decoded=self._decoded(row)) if len(row.pages) else row for row in rows]
         self.rows, self.cumulative_length = rows, tokens
 
-    def reset(self) -> None:
+    def reset(self, padding: Sequence[int] | None = None) -> None:
+        """Forget all tokens and the padding of their prompts; ``padding`` is that of the prompts to come."""
         super().reset()
         self.rows = []
+        self._padding = padding
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         self.rows = [self.rows[i] for i in beam_idx.tolist()] if self.rows else []
@@ -313,6 +315,8 @@ class DQuantLayer(BaseQuantizedLayer):  # type: ignore[misc]  # transformers has
         self.rows = [row for row in self.rows for _ in range(repeats)]
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
+        if not self.rows:
+            return  # as the stock layers, which select nothing from nothing
         places = torch.arange(len(self.rows), device=indices.device)[indices]
         self.rows = [self.rows[i] for i in places.tolist()]
 
