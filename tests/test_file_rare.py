@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from file_support import SMALL, edit_record, part, record_offsets, tensors, write
 
 import dquantcodec.file as dqkv
@@ -333,7 +334,7 @@ def test_a_plane_shorter_than_its_frame_claims_is_refused(monkeypatch: pytest.Mo
         def decompress(self, *_: Any, **__: Any) -> bytes:
             return b"\0"
 
-    monkeypatch.setattr(rows.zstandard, "ZstdDecompressor", Short)
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", Short)
     with pytest.raises(ChecksumError) as caught:
         rows.decode_rows(encoding, np.frombuffer(block, np.uint8), values.shape, values.dtype)
     assert caught.value.code == "rows-frame"

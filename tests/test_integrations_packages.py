@@ -46,16 +46,21 @@ def decoded() -> Any:
     return torch.from_numpy(np.array(pairs)).transpose(0, 1).bfloat16().float()
 
 
+#: What engines were found to lack: a package whose import has failed half-way cannot be asked again.
+LACKS: dict[str, str] = {}
+
+
 def engine(package: str, *modules: str) -> list[Any]:
     """Modules of an engine and our adapter to it; the test is skipped where they are not installed whole enough."""
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+    if package in LACKS or importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} lacks {LACKS[package]}" if package in LACKS else f"{package} is not installed")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = [importlib.import_module(name) for name in modules]
             return [*found, importlib.import_module(f"dquantcodec.integrations.{package}")]
     except ModuleNotFoundError as error:
+        LACKS[package] = str(error.name)
         pytest.skip(f"{package} lacks {error.name}")
 
 

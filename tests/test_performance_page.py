@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks" / "cpu"))
 
-import page  # noqa: E402
+import performance_page as page  # noqa: E402
 
 
 def test_the_tables_are_the_results() -> None:

@@ -102,4 +102,4 @@ def test_the_figures_are_those_of_the_comparison(browser: Browser, page: Path, f
     most = max(wanted)
     assert widths == pytest.approx([max(270 * share / most, 0.5) for share in wanted], abs=0.06)
     text = browser.evaluate("document.body.innerText")
-    assert f"{facts['file']['bits_per_value']:.3f} bits/value" in text and "a<b.dqkv" in text
+    assert f"{facts['totals']['bits_per_value']:.3f} bits/value" in text and "a<b.dqkv" in text

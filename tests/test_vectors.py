@@ -110,7 +110,7 @@ def test_invalid(name: str) -> None:
     try:
         with dqkv.open(path) as reader:
             at = "read"
-            collect(reader)
+            collect(str(path), reader)
             findings = sorted({finding.code for finding in reader.verify()})
             for sequence in reader.sequences:
                 for layer in sequence.layers if sequence.tokens else ():

@@ -132,8 +132,8 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
     from ..warm import DECODE, ENCODE, path_of
 
     check_source_options(parser, args)
-    check_device(args)
     args.file = args.files[0]
+    check_device(args)
     reading = {word: getattr(args, word) for word in ("key", "value", "layout", "layers", "bits")}
     if batched(args):
         from ..batch import Compress

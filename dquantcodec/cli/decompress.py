@@ -91,8 +91,8 @@ class Item:
 
 
 def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> int:
-    check_device(args)
     args.file = args.files[0]
+    check_device(args)
     if batched(args):
         from ..batch import Decompress
 

@@ -53,7 +53,7 @@ _dqkv() {{
     commands=(
 {commands}
     )
-    _arguments -C {options} '1:command:->command' '*::argument:->argument'
+    _arguments -C -A '-*' {options} '1:command:->command' '*::argument:->argument'
     case $state in
     command) _describe command commands ;;
     argument)

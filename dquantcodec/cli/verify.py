@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import DQuantError
-from ..places import size_of
 from ..urls import shown
 from .console import Console, locate, paint, size
 from .many import add_batch_options, batched, run_batch
@@ -71,6 +70,7 @@ def salvage(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 def check(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Print all findings; they and what was checked as JSON values."""
     from ..file import open as open_file
+    from ..places import size_of
     from ..warm import DECODE
 
     findings: list[dict[str, Any]] = []

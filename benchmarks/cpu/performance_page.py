@@ -1,6 +1,6 @@
 """The tables of docs/performance.md, out of the committed results.
 
-    python benchmarks/cpu/page.py        # rewrites what stands between the marks of the page
+    python benchmarks/cpu/performance_page.py        # rewrites what stands between the marks of the page
 
 Every figure of the page stands in one of these tables, so new results need no change of its sentences.
 """
