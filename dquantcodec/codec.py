@@ -139,28 +139,44 @@ class Codec:
         return keys, self.decode_kind(pages, "value", start, stop, dtype=dtype)
 
     def decode_kind(
-        self, pages: Pages, kind: str, start: int = 0, stop: int | None = None, *, dtype: DTypeLike = np.float32
+        self,
+        pages: Pages,
+        kind: str,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        dtype: DTypeLike = np.float32,
+        out: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
         """Keys (``kind="key"``) or values (``"value"``) alone.
 
+        ``out`` ``[stop - start, H, D]`` takes the rows, with any strides; its dtype then decides.  Memory that is
+        written for the first time costs about as much as decoding into it, so a caller with a buffer should give it.
+
         Raises :class:`ChecksumError` (``container-overrun``, ``container-state``) for a container that no encoder
-        wrote and :class:`FormatError` (``page-exponent``, ``page-affine``) for page fields that none wrote.
+        wrote and :class:`FormatError` (``page-exponent``, ``page-affine``) for page fields that none wrote; ``out`` then
+        holds anything.  :class:`InputError` (``input-out``) if ``out`` cannot take the rows.
         """
         plan = self.plan
         start, stop, _ = slice(start, stop).indices(self._checked(pages, kind).tokens)
-        out = np.empty((max(0, stop - start), plan.kv_heads, plan.head_dim), check_dtype(dtype))
+        shape = (max(0, stop - start), plan.kv_heads, plan.head_dim)
+        rows = np.empty(shape, check_dtype(dtype)) if out is None else _writable(out, shape)
 
         def decode_part(part: _Part) -> None:
             fields, levels = self._levels(pages, kind, part)
             x = reconstruct(fields, levels, plan, getattr(plan, kind))
-            store_float32(x[part.inside], out[part.first_token - start :][: part.tokens])
+            place = rows[part.first_token - start :][: part.tokens]
+            whole = place if place.flags.c_contiguous else np.empty(place.shape, place.dtype)
+            store_float32(x[part.inside], whole)
+            if whole is not place:
+                place[...] = whole
 
         # Threads hand the interpreter's lock around between kernels, so theirs should be long.
         share = -(-(stop - start) // (plan.window * self.threads))
         most = max(self._group, min(4 * self.threads * self._group, share))
         for _ in self._map(decode_part, self._parts(pages, start, stop, most)):
             pass
-        return out
+        return rows
 
     def symbols(self, pages: Pages, kind: str) -> NDArray[np.uint8]:
         """The decoded symbols uint8 ``[T, n]`` of ``kind``, counted from the lowest level of the grid or class."""
@@ -334,6 +350,15 @@ class Codec:
             return
         with ThreadPoolExecutor(min(self.threads, len(work))) as pool:
             yield from pool.map(function, work)
+
+
+def _writable(out: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """``out`` if rows of ``shape`` can be written to it."""
+    if not isinstance(out, np.ndarray) or out.shape != shape or not out.flags.writeable:
+        found = f"{list(out.shape)}" if isinstance(out, np.ndarray) else type(out).__name__
+        raise InputError(f"out must be a writable NumPy array {list(shape)}, not {found}", code="input-out")
+    check_dtype(out.dtype)
+    return out
 
 
 @dataclass(frozen=True)
