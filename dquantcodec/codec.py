@@ -150,8 +150,7 @@ class Codec:
     ) -> NDArray[Any]:
         """Keys (``kind="key"``) or values (``"value"``) alone.
 
-        ``out`` ``[stop - start, H, D]`` takes the rows, with any strides; its dtype then decides.  Memory that is
-        written for the first time costs about as much as decoding into it, so a caller with a buffer should give it.
+        ``out`` ``[stop - start, H, D]`` takes the rows, with any strides; its dtype then decides.
 
         Raises :class:`ChecksumError` (``container-overrun``, ``container-state``) for a container that no encoder
         wrote and :class:`FormatError` (``page-exponent``, ``page-affine``) for page fields that none wrote; ``out`` then
