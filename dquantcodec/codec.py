@@ -153,8 +153,8 @@ class Codec:
         ``out`` ``[stop - start, H, D]`` takes the rows, with any strides; its dtype then decides.
 
         Raises :class:`ChecksumError` (``container-overrun``, ``container-state``) for a container that no encoder
-        wrote and :class:`FormatError` (``page-exponent``, ``page-affine``) for page fields that none wrote; ``out`` then
-        holds anything.  :class:`InputError` (``input-out``) if ``out`` cannot take the rows.
+        wrote and :class:`FormatError` (``page-exponent``, ``page-affine``) for page fields that none wrote; the
+        content of ``out`` is undefined then.  :class:`InputError` (``input-out``) if ``out`` cannot take the rows.
         """
         plan = self.plan
         start, stop, _ = slice(start, stop).indices(self._checked(pages, kind).tokens)
