@@ -30,6 +30,16 @@ def as_tensor(array: ArrayLike | Any, kind: str, kv_heads: int, head_dim: int) -
     return tensor
 
 
+def as_tensors(
+    keys: ArrayLike | Any, values: ArrayLike | Any, kv_heads: int, head_dim: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Keys and values of the same tokens, each as :func:`as_tensor` gives it."""
+    key, value = as_tensor(keys, "key", kv_heads, head_dim), as_tensor(values, "value", kv_heads, head_dim)
+    if len(key) != len(value):
+        raise InputError(f"{len(key)} tokens of keys but {len(value)} of values", code="input-shape", kind="value")
+    return key, value
+
+
 def as_floats(array: ArrayLike | Any, kind: str) -> NDArray[Any]:
     """``array`` as a NumPy array of float16, float32 or bfloat16 (uint16 means the bits of bfloat16)."""
     tensor = to_numpy(array, f"{kind}s" if kind in ("key", "value") else kind)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from . import attend, encode, grid, group_prefix
-from .arrays import as_tensor, check_dtype, check_finite, store_float32, to_float32
+from .arrays import as_tensor, as_tensors, check_dtype, check_finite, store_float32, to_float32
 from .coders import CODERS
 from .errors import ChecksumError, FormatError, InputError
 from .group_grid import nearest_levels
@@ -105,12 +105,8 @@ class Codec:
         and for NaN or infinity, naming kind, token, head and channel.
         """
         plan = self.plan
-        tensors = [as_tensor(a, kind, plan.kv_heads, plan.head_dim) for a, kind in zip((keys, values), KINDS)]
+        tensors = as_tensors(keys, values, plan.kv_heads, plan.head_dim)
         tokens = len(tensors[0])
-        if len(tensors[1]) != tokens:
-            raise InputError(
-                f"{tokens} tokens of keys but {len(tensors[1])} of values", code="input-shape", kind="value"
-            )
         count = -(-tokens // plan.window)
         data = np.empty((count, self.layout.page_bytes), np.uint8)
 

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..arrays import BFLOAT16, as_tensor, check_dtype, check_finite, to_float32
+from ..arrays import BFLOAT16, as_tensors, check_dtype, check_finite, to_float32
 from ..codec import Pages
-from ..errors import InputError
 from ..page import KINDS, PageLayout
 from ..plan import Plan
 from .codec import Codec, device_number, raise_statuses
@@ -116,12 +115,8 @@ class HostCodec:
     def encode(self, keys: NDArray[Any], values: NDArray[Any]) -> Pages:
         """As :meth:`dquantcodec.Codec.encode`."""
         plan = self.plan
-        tensors = [as_tensor(a, kind, plan.kv_heads, plan.head_dim) for a, kind in zip((keys, values), KINDS)]
+        tensors = as_tensors(keys, values, plan.kv_heads, plan.head_dim)
         tokens = len(tensors[0])
-        if len(tensors[1]) != tokens:
-            raise InputError(
-                f"{tokens} tokens of keys but {len(tensors[1])} of values", code="input-shape", kind="value"
-            )
         self._prepare("encode", *(_element(tensor.dtype) for tensor in tensors))
         with self._lanes.lane() as lane:
             rows = [lane.up(kind, tensor) for kind, tensor in zip(KINDS, tensors)]
