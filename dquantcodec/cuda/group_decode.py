@@ -45,7 +45,7 @@ class GroupDecodeArrays:
         uint32 ``[H * G, 4]``: first entry of the table; precision, letters and fields, a byte each; lowest bit and,
         from bit 4 on, width of every field, a byte each; first row in ``channels``.
     channels
-        uint16 ``[rows, 8]``: the channels of a field, counted within their head.
+        uint32 ``[rows, 8]``: the channels of a field, counted within their head.
     heads
         int32 ``[H]``: the head at every place of the coded order.
     multipliers, offsets
@@ -54,7 +54,7 @@ class GroupDecodeArrays:
 
     windows: NDArray[np.uint16]
     groups: NDArray[np.uint32]
-    channels: NDArray[np.uint16]
+    channels: NDArray[np.uint32]
     heads: NDArray[np.int32]
     multipliers: NDArray[np.float32]
     offsets: NDArray[np.float32]
@@ -94,7 +94,7 @@ def group_decode_arrays(stream: StreamPlan) -> GroupDecodeArrays:
     return GroupDecodeArrays(
         windows=windows,
         groups=groups.astype(np.uint32),
-        channels=channels.astype(np.uint16),
+        channels=channels.astype(np.uint32),
         heads=(grouping.order[:, 0] // grouping.head_dim).astype(np.int32),
         multipliers=np.where(coded_channels, arrays.factor, 0).astype(np.float32),
         offsets=np.where(coded_channels, -arrays.middle * arrays.factor, 0).astype(np.float32),

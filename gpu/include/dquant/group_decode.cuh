@@ -19,7 +19,7 @@ struct GroupDecodeParams {
     DecodeParams rows;         // of its tables and factors nothing is used
     const u16* windows;        // [2**p] of every state of every table: code length, from bit 4 on the fields, the state
     const Vector16* groups;    // [H * G] in coded order, see Group
-    const u16* channels;       // [rows of fields][8]: the channels of a field, counted within their head
+    const u32* channels;       // [rows of fields][8]: the channels of a field, counted within their head
     const i32* heads;          // [H]: which head stands at a place of the coded order
     const float* multipliers;  // [H, D]: gain of the channel's class; 0 of channels left out
     const float* offsets;      // [H, D]: minus the middle level times the gain
@@ -51,26 +51,55 @@ template <class C> struct GroupShape {
     static constexpr int state_bits = bit_length(C::states - 1);
 };
 
-// The entries of up to eight letters.
-template <class C>
+// The entries of a group's letters; WHOLE: of all eight.
+template <class C, bool WHOLE>
 DQ_DEVICE void read_letters(PrefixReader<C>& reader, const Group& group, u32& state, u32 (&entries)[8]) {
     constexpr int down = 16 - GroupShape<C>::state_bits;
 #pragma unroll
     for (int i = 0; i < GROUP_LETTERS_AT_ONCE; i += 2) {
-        if (i >= group.letters) break;
+        if (!WHOLE && i >= group.letters) break;
         const u32 bits = reader.peek();
         const u16* window = group.window;
         if (C::states > 1) window += state << group.precision;
         entries[i] = window[bits & group.mask];
         u32 length = entries[i] & LENGTH_MASK;
         if (C::states > 1) state = entries[i] >> down;
-        if (i + 1 < group.letters) {
+        if (WHOLE || i + 1 < group.letters) {
             if (C::states > 1) window = group.window + (state << group.precision);
             entries[i + 1] = window[bits >> length & group.mask];
             length += entries[i + 1] & LENGTH_MASK;
             if (C::states > 1) state = entries[i + 1] >> down;
         }
         reader.pass(length);
+    }
+}
+
+// A group's levels to the places of their channels; FIELDS of them, at most if not WHOLE.
+template <class C, int FIELDS, bool WHOLE>
+DQ_DEVICE void read_group_levels(
+    const Group& group, const Vector16* channels, PrefixReader<C>& reader, u32& state, u8* levels) {
+    // On their way while letters are looked up.
+    Vector16 places[FIELDS][2];
+#pragma unroll
+    for (int f = 0; f < FIELDS; ++f) {
+        if (!WHOLE && f >= group.fields) break;
+        places[f][0] = channels[2 * (group.first + f)];
+        places[f][1] = channels[2 * (group.first + f) + 1];
+    }
+    u32 entries[GROUP_LETTERS_AT_ONCE];
+    read_letters<C, WHOLE>(reader, group, state, entries);
+#pragma unroll
+    for (int f = 0; f < FIELDS; ++f) {
+        if (!WHOLE && f >= group.fields) break;
+        const u32 shift = group.shifts >> (8 * f) & 15, width = group.shifts >> (8 * f + 4) & 15;
+        const u32 mask = (1u << width) - 1;
+#pragma unroll
+        for (int i = 0; i < GROUP_LETTERS_AT_ONCE; ++i) {
+            if (!WHOLE && i >= group.letters) break;
+            const Vector16& four = places[f][i / 4];
+            const u32 place = i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
+            levels[place] = (u8)(entries[i] >> shift & mask);
+        }
     }
 }
 
@@ -85,25 +114,17 @@ DQ_DEVICE void read_grouped_head(
 #pragma unroll 1
     for (int g = 0; g < params.groups_each; ++g) {
         const Group group(next, windows);
-        // What the group and the one behind it need is on its way while letters are looked up.
         if (g + 1 < params.groups_each) next = records[g + 1];
-        Vector16 places[MOST_GROUP_FIELDS];
-#pragma unroll
-        for (int f = 0; f < MOST_GROUP_FIELDS; ++f)
-            if (f < group.fields) places[f] = channels[group.first + f];
-        u32 entries[GROUP_LETTERS_AT_ONCE];
-        read_letters<C>(reader, group, state, entries);
-#pragma unroll
-        for (int f = 0; f < MOST_GROUP_FIELDS; ++f) {
-            if (f >= group.fields) break;
-            const u32 shift = group.shifts >> (8 * f) & 15, width = group.shifts >> (8 * f + 4) & 15;
-            const u32 mask = (1u << width) - 1;
-            const u32 pairs[4] = {places[f].x, places[f].y, places[f].z, places[f].w};
-#pragma unroll
-            for (int i = 0; i < GROUP_LETTERS_AT_ONCE; ++i)
-                if (i < group.letters)
-                    levels[pairs[i / 2] >> (16 * (i % 2)) & 0xFFFF] = (u8)(entries[i] >> shift & mask);
-        }
+        if (group.letters < GROUP_LETTERS_AT_ONCE)
+            read_group_levels<C, MOST_GROUP_FIELDS, false>(group, channels, reader, state, levels);
+        else if (group.fields == 3)
+            read_group_levels<C, 3, true>(group, channels, reader, state, levels);
+        else if (group.fields == 2)
+            read_group_levels<C, 2, true>(group, channels, reader, state, levels);
+        else if (group.fields == 1)
+            read_group_levels<C, 1, true>(group, channels, reader, state, levels);
+        else
+            read_group_levels<C, 4, true>(group, channels, reader, state, levels);
     }
 }
 
