@@ -61,13 +61,15 @@ def decode(
     for name, array in vars(arrays).items():
         record[name] = gpu.address(array)
     record["window_bytes"], record["groups_each"] = arrays.windows.nbytes, len(stream.grouping.letters)
+    record["channel_rows"] = len(arrays.channels)
     rows = record["rows"]
     rows["pool"], rows["start"], rows["stop"] = (gpu.address(pool), 0, pool.strides[0]), start, stop
     rows["out"], rows["status"], rows["at"] = gpu.address(out), gpu.address(status), params.kind_layout(plan, kind)
     rows["token_stride"], rows["head_stride"] = (step // out.itemsize for step in out.strides[:2])
     rows["vectors"] = all(n % 16 == 0 for n in (gpu.address(out), *out.strides[:2]))
-    tables = arrays.windows.nbytes if arrays.windows.nbytes <= group_decode.SHARED_WINDOWS else 0
-    assert launch.shared_bytes == tables + launch.warps * library.group_warp_bytes()
+    lookups = arrays.windows.nbytes + arrays.groups.nbytes + arrays.channels.nbytes
+    lookups = lookups if lookups <= group_decode.SHARED_LOOKUPS else 0
+    assert launch.shared_bytes == lookups + launch.warps * library.group_warp_bytes()
     library.set_backwards(kind == "value")  # results may not depend on the order of lanes
     library.run_dquant_decode_groups(
         ctypes.c_void_p(gpu.address(record)), 3, launch.threads, ctypes.c_long(launch.shared_bytes)
@@ -93,7 +95,7 @@ def test_decode_gives_the_bits_of_the_cpu(name: str, heads: int, head_dim: int) 
 def test_rows_apart_and_tables_too_large_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = fitted("2.26", 2, 128)
     pages = Codec(plan).encode(*spread_tokens(2, 128, 100))
-    monkeypatch.setattr(group_decode, "SHARED_WINDOWS", 0)
+    monkeypatch.setattr(group_decode, "SHARED_LOOKUPS", 0)
     for first in (0, 1):  # rows that begin at multiples of 16 bytes, and others
         out = np.full((2, 100, 132), np.nan, np.float32).transpose(1, 0, 2)[:, :, first : first + 128]
         assert not decode(plan, "key", "float32", gpu.aligned_pages(pages), 0, 100, out).any()

@@ -35,6 +35,7 @@ class DecodeTables:
             self.record[name] = array.data.ptr
         self.record["window_bytes"] = self.arrays["windows"].nbytes
         self.record["groups_each"] = len(stream.grouping.letters)
+        self.record["channel_rows"] = len(self.arrays["channels"])
 
     def rows(self, record: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The part of ``record`` that all decoders have."""

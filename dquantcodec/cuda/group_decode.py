@@ -22,13 +22,12 @@ from .params import DECODE
 GROUP_DECODE = np.dtype(
     [("rows", DECODE)]
     + [(name, np.uint64) for name in ("windows", "groups", "channels", "heads", "multipliers", "offsets")]
-    + [(name, np.int32) for name in ("window_bytes", "groups_each")]
-    + [("reserved", np.int32, 2)]
+    + [(name, np.int32) for name in ("window_bytes", "groups_each", "channel_rows", "reserved")]
 )
 assert GROUP_DECODE.itemsize == 200
 
-#: Windows of more bytes stay in global memory.
-SHARED_WINDOWS = 96 << 10
+#: Windows, groups and channels of more bytes stay in global memory.
+SHARED_LOOKUPS = 96 << 10
 #: Streams of more bytes are read where they stand.
 STAGED_STREAM = 24 << 10
 
@@ -64,6 +63,18 @@ def window_bytes(grouping: Grouping) -> int:
     """Bytes of all tables by the next bits, as device code has them."""
     size = sum(2 * grouping.states << table.precision for table in grouping.tables)
     return -(-size // 16) * 16
+
+
+def lookup_bytes(grouping: Grouping) -> int:
+    """Bytes of what a block looks up: windows, groups and channels."""
+    channels = 4 * MAX_GROUP_LETTERS * sum(grouping.fields)
+    return window_bytes(grouping) + grouping.heads * (16 * len(grouping.letters) + channels)
+
+
+def levels_pitch(head_dim: int) -> int:
+    """Bytes of a token's levels of a head in shared memory: whole runs of 8, 16 or 32 lanes, and a word more."""
+    run = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+    return -(-head_dim // run) * run + 4
 
 
 def group_decode_arrays(stream: StreamPlan) -> GroupDecodeArrays:
@@ -106,10 +117,10 @@ def group_decode_launch(plan: Plan, kind: str, dtype: str, shared: int = SHARED_
     stream: StreamPlan = getattr(plan, kind)
     grouping = stream.grouping
     assert grouping is not None
-    tables = windows if (windows := window_bytes(grouping)) <= SHARED_WINDOWS else 0
+    lookups = needed if (needed := lookup_bytes(grouping)) <= SHARED_LOOKUPS else 0
     words = stream.words * TILE * stream.word_bytes
-    warp = (words if words <= STAGED_STREAM else 0) + TILE * (-(-plan.head_dim // 64) * 64 + 4)
-    warps, residents = fit_warps(tables, warp, shared, _SIZES)
+    warp = (words if words <= STAGED_STREAM else 0) + TILE * levels_pitch(plan.head_dim)
+    warps, residents = fit_warps(lookups, warp, shared, _SIZES)
     values = {
         "HEADS": plan.kv_heads,
         "HEAD_DIM": plan.head_dim,
@@ -117,10 +128,10 @@ def group_decode_launch(plan: Plan, kind: str, dtype: str, shared: int = SHARED_
         "SUBSTREAMS": stream.substreams,
         "STATES": grouping.states,
         "MEAN": int(stream.mean),
-        "SHARED_WINDOWS": int(tables > 0),
+        "SHARED_LOOKUPS": int(lookups > 0),
         "ELEMENT": ELEMENTS[dtype],
         "WARPS": warps,
         "BLOCKS": residents,
     }
     options = tuple(f"-DDQ_{name}={value}" for name, value in values.items())
-    return Launch("decode_groups", options, warps, tables + warps * warp, residents)
+    return Launch("decode_groups", options, warps, lookups + warps * warp, residents)

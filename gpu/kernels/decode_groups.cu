@@ -11,7 +11,7 @@ struct GroupedPlan {
     static constexpr int precision = 14, words = DQ_WORDS;
     static constexpr int substreams = DQ_SUBSTREAMS, states = DQ_STATES;
     static constexpr bool rans = false, mean = DQ_MEAN, mid_tread = true;
-    static constexpr bool shared_windows = DQ_SHARED_WINDOWS;
+    static constexpr bool shared_lookups = DQ_SHARED_LOOKUPS;
 };
 
 }  // namespace
