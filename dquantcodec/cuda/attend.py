@@ -31,6 +31,7 @@ class PageAttention:
     ``most_tokens``, the longest sequence's tokens in pages, only chooses the size of blocks.  ``positions`` query
     tokens a sequence are the newest tokens; with ``causal`` each sees what is not newer than itself.  ``masked``
     kernels take a sliding window and positions whose own tokens may lie in pages; ``soft_cap`` ones a cap on logits.
+    ``dtype`` is that of queries, and of outputs unless ``out_dtype`` is another.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class PageAttention:
         *,
         positions: int = 1,
         dtype: str = "bfloat16",
+        out_dtype: str | None = None,
         most_tokens: int | None = None,
         masked: bool | None = None,
         soft_cap: bool = False,
@@ -54,9 +56,11 @@ class PageAttention:
                 f"heads a multiple of {plan.kv_heads} KV heads",
                 code="input-shape",
             )
-        if dtype not in ELEMENTS:
-            raise InputError(f"dtype must be one of {tuple(ELEMENTS)}, not {dtype!r}", code="input-dtype")
-        self.plan, self.batch, self.query_heads, self.positions, self.dtype = plan, batch, query_heads, positions, dtype
+        for wanted in (dtype, out_dtype or dtype):
+            if wanted not in ELEMENTS:
+                raise InputError(f"dtype must be one of {tuple(ELEMENTS)}, not {wanted!r}", code="input-dtype")
+        self.plan, self.batch, self.query_heads, self.positions = plan, batch, query_heads, positions
+        self.dtype, self.out_dtype = dtype, out_dtype or dtype
         self.device = device(module.cuda.Device().id)
         attributes = module.cuda.Device().attributes
         processors = self.device.multiprocessors
@@ -68,7 +72,8 @@ class PageAttention:
         def launch(of_block: int | None) -> AttendLaunch:
             return attend_launch(
                 plan, group, positions, dtype, masked=self.masked, soft_cap=soft_cap, warps=of_block,
-                residents=residents, many=many, shared=int(attributes["MaxSharedMemoryPerBlockOptin"]),
+                residents=residents, many=many, out_dtype=out_dtype,
+                shared=int(attributes["MaxSharedMemoryPerBlockOptin"]),
             )  # fmt: skip
 
         self.launch = launch(warps)
@@ -95,7 +100,7 @@ class PageAttention:
             self._params[name] = array.data.ptr
         self.lse = module.empty(self._rows, np.float32)
         bits = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
-        self.out = module.empty((*self._rows, plan.head_dim), bits[dtype])
+        self.out = module.empty((*self._rows, plan.head_dim), bits[self.out_dtype])
 
     @property
     def _rows(self) -> tuple[int, int, int]:
@@ -115,12 +120,13 @@ class PageAttention:
         sliding_window: int = 0,
         soft_cap: float = 0.0,
         sink_logits: Any = None,
+        before: tuple[Any, Any] | None = None,
         lse_base: str = "e",
         out: Any = None,
         lse: Any = None,
         stream: Any = None,
     ) -> tuple[Any, Any]:
-        """Outputs ``[B, positions, Q, D]`` of the queries' dtype and log-sum-exps float32 ``[B, positions, Q]``.
+        """Outputs ``[B, positions, Q, D]`` of ``out_dtype`` and log-sum-exps float32 ``[B, positions, Q]``.
 
         Arrays are PyTorch's, CuPy's, or anything with DLPack, on the object's device; bfloat16 also as uint16.
 
@@ -137,6 +143,9 @@ class PageAttention:
             A query sees so many newest tokens, itself included; 0 all.
         sink_logits
             float32 ``[Q]``, natural: added to the softmax's total alone.
+        before
+            A result of the same queries over other tokens, which becomes part of this one: outputs float32
+            ``[B, positions, Q, D]`` and log-sum-exps float32 ``[B, positions, Q]`` to the base of ``lse_base``.
         lse_base
             ``"e"`` or ``"2"``.
         out, lse
@@ -162,12 +171,14 @@ class PageAttention:
             raise InputError("every page must begin at a multiple of 16 bytes", code="input-pages")
         table = self._array(block_table, "block_table", ("int32",), (self.batch, None))
         heads = (self.batch, None, plan.kv_heads, plan.head_dim)
-        own = (self.dtype, "uint16") if self.dtype == "bfloat16" else (self.dtype,)
+        query_dtypes, out_dtypes = (
+            (dtype, "uint16") if dtype == "bfloat16" else (dtype,) for dtype in (self.dtype, self.out_dtype)
+        )
         params = self._params.copy()
         params["pages"], params["page_stride"] = pool.address, pool.strides[0]
         params["block_table"], params["table_stride"] = table.address, table.shape[1]
         params["lengths"] = self._array(lengths, "lengths", ("int32",), (self.batch,)).address
-        params["query"] = self._array(query, "query", own, (*self._rows, plan.head_dim)).address
+        params["query"] = self._array(query, "query", query_dtypes, (*self._rows, plan.head_dim)).address
         for name, exact in (("sink", sinks), ("tail", tail)):
             if exact is not None:
                 keys = self._array(exact[0], f"{name} keys", ("bfloat16", "uint16"), heads)
@@ -178,9 +189,13 @@ class PageAttention:
         if sink_logits is not None:
             logits = self._array(sink_logits, "sink_logits", ("float32",), (self.query_heads,))
             params["sink_logits"] = logits.address
+        if before is not None:
+            rows = (*self._rows, plan.head_dim)
+            params["before_out"] = self._array(before[0], "outputs before", ("float32",), rows).address
+            params["before_lse"] = self._array(before[1], "lse before", ("float32",), self._rows).address
         out = self.out if out is None else out
         lse = self.lse if lse is None else lse
-        params["out"] = self._array(out, "out", own, (*self._rows, plan.head_dim)).address
+        params["out"] = self._array(out, "out", out_dtypes, (*self._rows, plan.head_dim)).address
         params["lse"] = self._array(lse, "lse", ("float32",), self._rows).address
         params["batch"], params["blocks"], params["causal"] = self.batch, self.blocks, int(causal)
         params["sliding_window"] = sliding_window

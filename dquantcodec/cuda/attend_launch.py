@@ -31,14 +31,14 @@ ATTEND = np.dtype(
         for name in (
             "block_table", "lengths", "key_table", "value_table", "factors", "matrix", "query",
             "sink_keys", "sink_values", "sink_lengths", "tail_keys", "tail_values", "tail_lengths", "sink_logits",
-            "partial", "state", "out", "lse",
+            "partial", "state", "out", "lse", "before_out", "before_lse",
         )
     ]
     + [("sink_stride", np.int64), ("tail_stride", np.int64)]
     + [(name, np.int32) for name in ("table_stride", "batch", "blocks", "causal", "sliding_window")]
     + [(name, np.float32) for name in ("scale", "soft_cap", "lse_factor")]
 )  # fmt: skip
-assert ATTEND.itemsize == 208
+assert ATTEND.itemsize == 224
 
 #: Threads of the second kernel: more for a few blocks, fewer where blocks alone fill the device.
 FINISH_THREADS = (512, 256)
@@ -195,13 +195,15 @@ def attend_launch(
     warps: int | None = None,
     residents: int = 1,
     many: bool = False,
+    out_dtype: str | None = None,
     shared: int = BLOCK_SHARED_BYTES["sm_90"],
 ) -> AttendLaunch:
     """The kernels for ``group`` query heads of a KV head and ``positions`` query tokens.
 
     ``warps`` of a block default to the most that fit into ``shared`` bytes; fewer suit little work.  ``residents``
-    blocks share a multiprocessor; ``many`` says that queries alone make more blocks than it has.  Raises
-    :class:`UnsupportedError` for plans that the kernels do not take.
+    blocks share a multiprocessor; ``many`` says that queries alone make more blocks than it has.  ``dtype`` is that of
+    queries, and of outputs unless ``out_dtype`` is another.  Raises :class:`UnsupportedError` for plans that the
+    kernels do not take.
     """
     grouped = is_grouped(plan)
     if not grouped:
@@ -230,6 +232,7 @@ def attend_launch(
         "POSITIONS": positions,
         "WARPS": warps,
         "ELEMENT": ELEMENTS[dtype],
+        "OUT_ELEMENT": ELEMENTS[out_dtype or dtype],
         "MASKED": int(masked),
         "SOFT_CAP": int(soft_cap),
         "PAGE_BYTES": PageLayout.of(plan).page_bytes,

@@ -34,7 +34,8 @@ static const char* const KERNELS = R"(
 
 template <int WARPS> struct Constants {
     static constexpr int heads = DQ_HEADS, head_dim = DQ_HEAD_DIM, window = DQ_WINDOW, substreams = DQ_SUBSTREAMS;
-    static constexpr int group = DQ_GROUP, positions = 1, warps = WARPS, element = 0, finish_threads = 256;
+    static constexpr int group = DQ_GROUP, positions = 1, warps = WARPS, element = 0, out_element = 0;
+    static constexpr int finish_threads = 256;
     static constexpr bool masked = false, soft_cap = false, grouped = false;
     typedef dquant::AttendParams Params;
     struct Key {

@@ -6,7 +6,8 @@ namespace {
 
 struct Constants {
     static constexpr int heads = DQ_HEADS, head_dim = DQ_HEAD_DIM, window = DQ_WINDOW, substreams = DQ_SUBSTREAMS;
-    static constexpr int group = DQ_GROUP, positions = DQ_POSITIONS, warps = DQ_WARPS, element = DQ_ELEMENT;
+    static constexpr int group = DQ_GROUP, positions = DQ_POSITIONS, warps = DQ_WARPS;
+    static constexpr int element = DQ_ELEMENT, out_element = DQ_OUT_ELEMENT;
     static constexpr int finish_threads = DQ_FINISH_THREADS;
     static constexpr bool masked = DQ_MASKED, soft_cap = DQ_SOFT_CAP, grouped = false;
     typedef dquant::AttendParams Params;

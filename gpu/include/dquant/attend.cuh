@@ -8,7 +8,7 @@
 //         static constexpr int heads, head_dim, window, substreams;   // of the plan
 //         static constexpr int group, positions;                      // query heads of a KV head, query tokens
 //         static constexpr int warps, finish_threads;                 // of blocks of attend_pages, attend_finish
-//         static constexpr int element;                               // of queries and output: 0 f32, 1 f16, 2 bf16
+//         static constexpr int element, out_element;                  // of queries, output: 0 f32, 1 f16, 2 bf16
 //         static constexpr bool grouped;                              // false; true: see attend_groups.cuh
 //         typedef AttendParams Params;
 //         static constexpr bool masked;                               // causal mask or sliding window in the pages

@@ -368,16 +368,22 @@ template <class C> struct Finish {
                 for (int k = 0; k < merge_sets; ++k) y[i] += s.sums[k][row][lane + LANES * i];
         }
         if constexpr (V::rotated) turn_lanes<dim, true>(y, p.matrix, lane);
-        const float peak = fmaxf(fmaxf(largest, s.largest[row]), sink);
+        // A result over other tokens counts like one token whose logit is the log-sum-exp of all of them.
+        float before = NO_LOGIT;
+        if (p.before_lse && real) before = fmaxf(p.before_lse[at] / p.lse_factor, NO_LOGIT);
+        const float peak = fmaxf(fmaxf(largest, s.largest[row]), fmaxf(sink, before));
         const float of_pages = power2(largest - peak), of_exact = power2(s.largest[row] - peak);
-        const float all = total * of_pages + s.total[row] * of_exact + (sink > NO_LOGIT ? power2(sink - peak) : 0.0f);
+        const float of_before = before > NO_LOGIT ? power2(before - peak) : 0.0f;
+        const float all = total * of_pages + s.total[row] * of_exact + of_before +
+                          (sink > NO_LOGIT ? power2(sink - peak) : 0.0f);
         if (!real) return;
         const float share = all > 0.0f ? 1.0f / all : 0.0f;
 #pragma unroll
         for (int i = 0; i < per_lane; ++i) {
             const int d = lane + LANES * i;
-            const float exact = s.total[row] > 0.0f ? s.exact[row][d] * of_exact : 0.0f;
-            store_element<C::element>(p.out, at * dim + d, (y[i] * factors[i] * of_pages + exact) * share);
+            float exact = s.total[row] > 0.0f ? s.exact[row][d] * of_exact : 0.0f;
+            if (of_before > 0.0f) exact += p.before_out[at * dim + d] * of_before;
+            store_element<C::out_element>(p.out, at * dim + d, (y[i] * factors[i] * of_pages + exact) * share);
         }
         if (lane == 0) p.lse[at] = all > 0.0f ? (peak + log2f(all)) * p.lse_factor : bits_float(0xFF800000u);
     }

@@ -27,6 +27,8 @@ struct AttendParams {
     float* state;             // workspace: [slots][heads of a sub-stream][rows][2]: largest logit, total
     void* out;                // [B, positions, Q, D]
     float* lse;               // [B, positions, Q]
+    const float* before_out;  // [B, positions, Q, D]: the result over other tokens, which becomes part of this one
+    const float* before_lse;  // [B, positions, Q]: its log-sum-exps, or null: none
     i64 sink_stride;
     i64 tail_stride;
     i32 table_stride;
@@ -38,6 +40,6 @@ struct AttendParams {
     float soft_cap;           // 0: none
     float lse_factor;         // 1 for base 2, ln 2 for natural
 };
-static_assert(sizeof(AttendParams) == 208, "shared with NumPy");
+static_assert(sizeof(AttendParams) == 224, "shared with NumPy");
 
 }  // namespace dquant
