@@ -191,8 +191,11 @@ class Run:
     command: str
 
 
-def record(path: Path, run: Run) -> None:
-    """Add a run to those of its target and engine in the JSON file at ``path``: many short runs make a long one."""
+def record(path: Path, run: Run, machine: str | None = None) -> None:
+    """Add a run to those of its target and engine in the JSON file at ``path``: many short runs make a long one.
+
+    ``machine`` is where it ran, if not here.
+    """
     stored: dict[str, Any] = {"what": "inputs run by fuzz target and engine, all runs together", "runs": []}
     if path.exists():
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -206,7 +209,7 @@ def record(path: Path, run: Run) -> None:
     place["failed"] += run.failed
     place["branches"] = max(place.get("branches", 0), run.branches)
     place["command"] = run.command
-    place["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    place["machine"] = machine or f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 
 

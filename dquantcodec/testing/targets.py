@@ -282,4 +282,5 @@ def seeds(target: str) -> list[bytes]:
     if target == "encode":
         rng = np.random.default_rng(0)
         return [bytes([i]) + rng.standard_normal(64).astype("<f4").tobytes() for i in range(3)]
-    return [b"\7" + pack_blocks(base) for base in bases]
+    small = [file_bytes(k, 9, cuts=(6,), sinks=1, recent=2) for k in (("rotated",), ("grouped",), ("trellis",), ("exact",))]
+    return [b"\7" + pack_blocks(base) for base in [*small, *bases]]
