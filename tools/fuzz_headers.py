@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ READER = ("header", "records", "index", "container", "file")
 DEVICE = {"device-prefix": "key", "device-rans": "value"}
 MARKS = ("<!-- fuzz -->", "<!-- end of fuzz -->")
 #: Bytes of an input; a few are enough for a container.
-MOST_BYTES = {"header": 4096, "records": 8192, "index": 4096, "file": 8192}
+MOST_BYTES = {"header": 4096, "records": 8192, "index": 4096, "file": 10240}
 #: Comparisons are not traced, which takes half the time: checksums are made right, so no input has to guess a constant.
 SANITIZE = (
     "-O2", "-g1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all",
@@ -142,7 +142,7 @@ def fuzz(target: str, folder: Path, inputs: int, save: Path, failing: Path) -> t
 
 #: One target after another, each in all processes; every process has its own random numbers and its own new inputs.
 RUN = r"""#!/bin/sh
-# sh run.sh LOGS SECONDS PROCESSES INPUTS: the inputs of a target are shared by the processes; seconds are of all targets.
+# sh run.sh LOGS SECONDS PROCESSES INPUTS: processes share the inputs of a target; seconds are of all targets.
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1" && logs=$(cd "$1" && pwd)
 end=$(($(date +%s) + $2)) processes=$3 inputs=$4
@@ -162,8 +162,8 @@ fuzz() {{ # target program longest
         n=$((n + 1))
     done
     wait
-    echo "$1: $(cat "$logs/$1"-*.log | awk '/^stat::number_of_executed_units/ {{ n += $2 }} END {{ print n }}') inputs," \
-        "$((end - $(date +%s))) seconds left"
+    ran=$(cat "$logs/$1"-*.log | awk '/^stat::number_of_executed_units/ {{ n += $2 }} END {{ print n }}')
+    echo "$1: $ran inputs, $((end - $(date +%s))) seconds left"
 }}
 {targets}
 """
@@ -215,14 +215,18 @@ def write_table(results: Path, docs: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("targets", nargs="*", metavar="TARGET", default=["container"], help=", ".join((*READER, *DEVICE)))
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", default=["container"], help=", ".join((*READER, *DEVICE))
+    )
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--build", type=Path, metavar="DIR", help="kept programs; by default they are built anew")
     parser.add_argument("--save", type=Path, metavar="DIR", help="new inputs")
     parser.add_argument("--failing", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="inputs that ran are added to this file")
-    parser.add_argument("--pack", type=Path, metavar="DIR", help="build and write corpora and run.sh there, run nothing")
-    parser.add_argument("--logs", type=Path, metavar="DIR", help="count what run.sh left there, run nothing")
+    parser.add_argument(
+        "--pack", type=Path, metavar="DIR", help="build and write corpora and run.sh there, run nothing"
+    )
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="count the logs of run.sh and --json files there")
     parser.add_argument("--machine", metavar="NAME", help="the machine of --logs")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="the page to write the table of --json into")
     chosen = parser.parse_args()
@@ -236,13 +240,21 @@ def main() -> int:
         pack(chosen.targets, chosen.pack)
         return 0
     if chosen.logs:
-        runs = [run_of(target, texts) for target, texts in logs_of(chosen.logs).items()]
+        runs = [run_of(target, texts) for target, texts in logs_of(chosen.logs).items()] + python_runs(chosen.logs)
         for run in runs:
             print(f"{run.inputs} inputs of {run.target} in {run.seconds:.0f} s, {run.failed} failed")
             if chosen.json:
                 record(chosen.json, run, chosen.machine)
         return int(any(run.failed for run in runs))
     return max(fuzz_here(target, chosen) for target in chosen.targets)
+
+
+def python_runs(folder: Path) -> list[Run]:
+    """The runs that processes of ``dquantcodec.testing.fuzz`` wrote to JSON files there."""
+    rows = [
+        row for path in sorted(folder.glob("*.json")) for row in json.loads(path.read_text(encoding="utf-8"))["runs"]
+    ]
+    return [Run(**{field.name: row[field.name] for field in fields(Run)}) for row in rows]
 
 
 def logs_of(folder: Path) -> dict[str, list[str]]:
