@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from dquantcodec import grid
+from dquantcodec.codec import Codec
 from dquantcodec.drift import LEAST_SLACK, SLACK_BITS
 from dquantcodec.group_drift import drift_grouped
 from dquantcodec.group_grid import grouped_positions, grouped_scale
-from dquantcodec.plan import StreamPlan, grouped
-from dquantcodec.testing import drifting
+from dquantcodec.plan import Plan, StreamPlan, grouped
+from dquantcodec.testing import drifting, strategies, targets
 from dquantcodec.testing.drifting import DriftCase, drift_by_library, drift_cases
 from dquantcodec.testing.files import small_plan
 from dquantcodec.testing.tensors import HOSTILE, hostile
@@ -116,3 +119,26 @@ def test_groups_drift_no_further_with_more_words(kind: str, states: int, seed: i
     if states == 1:
         assert (np.diff(np.stack(errors), axis=0) <= 0).all()
         assert (np.diff(np.stack(rungs).astype(int), axis=0) <= 0).all()
+
+
+def tokens_that_drift(plan: Plan, keys: np.ndarray, values: np.ndarray) -> list[int]:
+    """How many keys and how many values decode to something else than with room for all."""
+    roomy = replace(plan, key=replace(plan.key, words=200), value=replace(plan.value, words=200))
+    found = [codec.decode(codec.encode(keys, values)) for codec in (Codec(plan), Codec(roomy))]
+    return [int((a != b).any(axis=(1, 2)).sum()) for a, b in zip(*found)]
+
+
+@pytest.mark.parametrize("plan", targets.page_plans()[-2:], ids=["groups", "trellis"])
+def test_most_tokens_of_the_drifting_plans_drift(plan: Plan) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 20, plan.kv_heads, plan.head_dim)).astype(np.float32)
+    assert min(tokens_that_drift(plan, *x)) > 10
+
+
+@pytest.mark.parametrize("coder", strategies.CODERS)
+def test_pages_of_the_checks_drift(coder: str) -> None:
+    case = find(
+        strategies.page_tensors([coder]),
+        lambda case: min(tokens_that_drift(case.plan, case.keys, case.values)) > 0,
+        settings=settings(max_examples=60, derandomize=True, database=None, phases=[Phase.generate]),
+    )
+    assert len(case.keys)

@@ -41,24 +41,45 @@ FILE_ID = bytes(range(16))
 
 @lru_cache(maxsize=8)
 def small_plan(states: int = 1) -> Plan:
-    """A plan of two heads of eight with groups in both kinds; with ``states`` above 1 its keys walk a trellis."""
+    """A plan of two heads of eight with groups in both kinds; with ``states`` above 1 its keys walk a trellis.
+
+    Its containers hold the dearest letters: nothing drifts.
+    """
     wide = Levels((1000, 3000, 8384, 3000, 1000), 300)
-    dependent = Levels((2000, 12384, 2000), 200, (3000, 10384, 3000))
+    plain, dependent = (3000, 10384, 3000), Levels((2000, 12384, 2000), 200, (3000, 10384, 3000))
+    return _grouped_plan(2, 0.7, states, wide, Levels(plain, 200), dependent, "small groups")
+
+
+@lru_cache(maxsize=8)
+def drifting_plan(states: int = 1) -> Plan:
+    """As :func:`small_plan` with four heads in containers as small, and tables that expect zeros: most tokens drift."""
+    wide = Levels((4, 8, 16, 32, 16264, 32, 16, 8, 4), 300)
+    rest = (8, 16, 32, 16272, 32, 16, 8)
+    dependent = Levels(rest, 200, rest)
+    return _grouped_plan(4, 0.3, states, wide, Levels(rest, 200), dependent, "small drifting groups")
+
+
+def _grouped_plan(
+    heads: int, step: float, states: int, wide: Levels, plain: Levels, dependent: Levels, name: str
+) -> Plan:
+    # Coded channels of two heads; further pairs of heads have the same.
+    pair = np.array([[9, 8, 15, 14, 13, 12], [0, 7, 1, 6, 2, 5]], np.uint16)
+    order = np.concatenate([pair + np.uint16(8 * first) for first in range(0, heads, 2)])
     found = {}
     for kind, used in (("key", states), ("value", 1)):
         grouping = Grouping(
             head_dim=8,
-            classes=(wide, dependent if used > 1 else Levels((3000, 10384, 3000), 200)),
+            classes=(wide, dependent if used > 1 else plain),
             tables=(Table((0,), 9), Table((0, 1), 10)),
             letters=(2, 2),
             fields=(1, 2),
-            choice=np.array([[0, 1], [0, 1]], np.uint8),
-            order=np.array([[9, 8, 15, 14, 13, 12], [0, 7, 1, 6, 2, 5]], np.uint16),
+            choice=np.array([[0, 1]] * heads, np.uint8),
+            order=order,
             states=used,
         )
         words = -(-(1 + int(zero_bits(grouping).sum())) // 32) + 1
-        found[kind] = grouped(words, 1, kind == "key", 0.7, "least-squares", grouping)
-    return Plan(2, 8, 32, random_signs(2, 8), found["key"], found["value"], "small groups")
+        found[kind] = grouped(words, 1, kind == "key", step, "least-squares", grouping)
+    return Plan(heads, 8, 32, random_signs(heads, 8), found["key"], found["value"], name)
 
 
 @lru_cache(maxsize=1)
@@ -94,12 +115,15 @@ def rows_of(layers: Sequence[Layer], tokens: int, seed: int) -> Rows:
 
 
 def file_bytes(kinds: Sequence[str], tokens: int, *, cuts: Sequence[int] = (), seed: int = 0, **options: Any) -> bytes:
-    """The bytes of a file of one sequence, appended in portions that end at ``cuts``; ``options`` of :func:`create`."""
+    """The bytes of a file of one sequence, appended in portions that end at ``cuts``; ``options`` of :func:`create`.
+
+    Records hold a window, unless ``_record_target`` says more bytes.
+    """
     layers = layers_of(kinds)
     rows = rows_of(layers, tokens, seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.dqkv"
-        with create(path, layers, _file_id=FILE_ID, _record_target=1, **options) as writer:
+        with create(path, layers, _file_id=FILE_ID, **{"_record_target": 1, **options}) as writer:
             for start, stop in zip([0, *cuts], [*cuts, tokens]):
                 writer.append(*cut_rows(rows, start, stop))
         return path.read_bytes()

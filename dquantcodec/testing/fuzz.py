@@ -1,8 +1,9 @@
 """Fuzzing: ``python -m dquantcodec.testing.fuzz TARGET --time 60``.
 
 With Atheris (``pip install atheris``; CPython on Linux and macOS) inputs follow the coverage of the library's Python
-code, kernels included: they run without a compiler.  Without it, inputs are mutations of the corpus at random, which
-finds shallow faults only; the command says which of the two it does.
+code, kernels included: they run without a compiler.  Without it, inputs are mutations of the corpus at random; from
+Python 3.12 on those that take a new branch are mutated further, before that only shallow faults are found.  The command
+says which of the three it does.
 
 ``--corpus DIR`` (default: ``tests/corpus/TARGET`` where it exists) holds inputs to begin with; ``--save DIR`` takes new
 ones that reach new code; ``--replay`` runs the corpus once and ends.  An input that fails is written to ``--failing``;
@@ -27,6 +28,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from . import branches as watching
+from .branches import Branches
 
 TARGET_NAMES = ("header", "records", "index", "container", "encode", "file")
 
@@ -88,15 +92,24 @@ def mutated(data: bytes, other: bytes, rng: random.Random) -> bytes:
     return bytes(made)
 
 
-def fuzz_at_random(target: str, seconds: float, folder: Path | None, failing: Path, seed: int = 0) -> int:
-    """Mutations of the corpus for ``seconds``; returns how many.  A failing input is written, its error raised."""
+def fuzz_at_random(
+    target: str, seconds: float, folder: Path | None, failing: Path, seed: int = 0, *,
+    most: int | None = None, save: Path | None = None, branches: Branches | None = None,
+) -> int:  # fmt: skip
+    """Mutations of the corpus for ``seconds``, ``most`` of them at most; returns how many.
+
+    With ``branches``, entered, inputs that see something new are mutated too, and written to ``save``.  A failing input
+    is written to ``failing``, its error raised.
+    """
     from .targets import MOST_BYTES, TARGETS
 
     rng = random.Random(seed)
     inputs = corpus_of(target, folder)
+    waiting = list(inputs) if branches is not None else []
     runs, end = 0, time.monotonic() + seconds
-    while time.monotonic() < end:
-        data = mutated(rng.choice(inputs), rng.choice(inputs), rng)[:MOST_BYTES]
+    while (most is None or runs < most) and time.monotonic() < end:
+        new = not waiting
+        data = mutated(rng.choice(inputs), rng.choice(inputs), rng)[:MOST_BYTES] if new else waiting.pop()
         runs += 1
         try:
             TARGETS[target](data)
@@ -104,6 +117,11 @@ def fuzz_at_random(target: str, seconds: float, folder: Path | None, failing: Pa
             failing.write_bytes(data)
             print(f"failing input: {failing}", file=sys.stderr)
             raise
+        if branches is not None and branches.fresh() and new:
+            inputs.append(data)
+            if save is not None:
+                save.mkdir(parents=True, exist_ok=True)
+                (save / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
     return runs
 
 
@@ -148,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dquantcodec.testing.fuzz", description=__doc__.split("\n")[0])
     parser.add_argument("target", choices=TARGET_NAMES)
     parser.add_argument("--time", type=float, default=60, metavar="SECONDS")
+    parser.add_argument("--inputs", type=int, metavar="N", help="end after so many, without Atheris")
     parser.add_argument("--corpus", type=Path, metavar="DIR")
     parser.add_argument("--save", type=Path, metavar="DIR")
     parser.add_argument("--failing", type=Path, metavar="FILE")
@@ -161,19 +180,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{replay_corpus(chosen.target, folder)} inputs of {chosen.target} replayed")
         return 0
     begun = time.monotonic()
-    if find_spec("atheris") is not None:
+    status = seen = 0
+    if find_spec("atheris") is not None and chosen.inputs is None:
+        engine = "atheris"
         print(f"Atheris fuzzes {chosen.target}, guided by coverage", flush=True)
         status, runs, seen = fuzz_by_coverage(chosen.target, chosen.time, folder, chosen.save, failing)
+    elif watching.AVAILABLE:
+        engine = "sys.monitoring"
+        print(f"{chosen.target} gets mutations of the corpus at random, guided by the branches they take", flush=True)
+        with watching.Branches() as branches:
+            runs = fuzz_at_random(
+                chosen.target, chosen.time, folder, failing, chosen.seed,
+                most=chosen.inputs, save=chosen.save, branches=branches,
+            )  # fmt: skip
+        seen = len(branches)
     else:
+        engine = "random"
         print(
             f"Atheris is not installed: {chosen.target} gets mutations of the corpus at random, not guided by coverage"
         )
-        status, seen, runs = 0, 0, fuzz_at_random(chosen.target, chosen.time, folder, failing, chosen.seed)
+        runs = fuzz_at_random(chosen.target, chosen.time, folder, failing, chosen.seed, most=chosen.inputs)
     print(f"{runs} inputs of {chosen.target} in {time.monotonic() - begun:.0f} s")
     if chosen.json:
         record(chosen.json, Run(
-            chosen.target, "atheris" if find_spec("atheris") else "random", runs, time.monotonic() - begun, seen,
-            int(status != 0), f"python -m dquantcodec.testing.fuzz {chosen.target} --time {chosen.time:g}",
+            chosen.target, engine, runs, time.monotonic() - begun, seen, int(status != 0),
+            f"python -m dquantcodec.testing.fuzz {chosen.target} "
+            + (f"--time {chosen.time:g}" if chosen.inputs is None else f"--inputs {chosen.inputs}"),
         ))  # fmt: skip
     return status
 
@@ -191,8 +223,11 @@ class Run:
     command: str
 
 
-def record(path: Path, run: Run) -> None:
-    """Add a run to those of its target and engine in the JSON file at ``path``: many short runs make a long one."""
+def record(path: Path, run: Run, machine: str | None = None) -> None:
+    """Add a run to those of its target and engine in the JSON file at ``path``: many short runs make a long one.
+
+    ``machine`` is where it ran, if not here.
+    """
     stored: dict[str, Any] = {"what": "inputs run by fuzz target and engine, all runs together", "runs": []}
     if path.exists():
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -206,7 +241,7 @@ def record(path: Path, run: Run) -> None:
     place["failed"] += run.failed
     place["branches"] = max(place.get("branches", 0), run.branches)
     place["command"] = run.command
-    place["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    place["machine"] = machine or f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 
 

@@ -24,6 +24,7 @@ from ..profile import Profile, StreamProfile
 from ..rotate import random_signs
 from . import groups, trellises
 from .containers import ContainerPlan, plain_encode, plain_words
+from .files import drifting_plan
 from .tensors import HOSTILE, hostile
 
 #: Kinds of container plans, in the order in which failing ones are made simpler.
@@ -352,8 +353,13 @@ def _named(plan: Plan) -> str:
 
 @st.composite
 def page_tensors(draw: st.DrawFn, coders: Sequence[str] = CODERS) -> TensorCase:
-    """A plan and hostile keys and values of up to a window of tokens."""
-    plan = draw(plans(coders))
+    """A plan and hostile keys and values of up to a window of tokens.
+
+    Containers of groups drawn at random are seldom too small for a token; plans are added in which most tokens drift.
+    """
+    tight = [drifting_plan()] if "grouped" in coders else []
+    tight += [drifting_plan(4)] if {"grouped", "trellis"}.issubset(coders) else []
+    plan = draw(st.one_of(plans(coders), st.sampled_from(tight)) if tight else plans(coders))
     tokens = draw(st.integers(1, min(plan.window, 40)))
     keys, values = (draw(kv_tensors(plan.kv_heads, plan.head_dim, tokens, plan.signs)) for _ in range(2))
     return TensorCase(plan, keys, values)

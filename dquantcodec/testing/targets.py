@@ -25,7 +25,7 @@ from ..file.verify import verify
 from ..plan import Plan
 from ..rotate import random_signs
 from .containers import ContainerPlan, library_decode, plain_decode
-from .files import file_bytes, files_open_or_say_why, repaired, rotated_plan, small_plan
+from .files import drifting_plan, file_bytes, files_open_or_say_why, repaired, rotated_plan, small_plan
 from .pages import decode_page
 
 #: Larger inputs say nothing that smaller ones do not.
@@ -213,12 +213,12 @@ def container(data: bytes) -> None:
 @lru_cache(maxsize=1)
 def page_plans() -> tuple[Plan, ...]:
     """The plans that the target ``encode`` takes by its first byte."""
-    return rotated_plan(), small_plan(), small_plan(4)
+    return rotated_plan(), small_plan(), small_plan(4), drifting_plan(), drifting_plan(4)
 
 
 def encode(data: bytes) -> None:
     """Keys and values of any finite float32 bits: they fit, are sound, and decode as in plain Python."""
-    plan = page_plans()[(data[0] if data else 0) % 3]
+    plan = page_plans()[(data[0] if data else 0) % len(page_plans())]
     values = plan.values
     numbers = np.frombuffer(data[1:][: 4 * (len(data[1:]) // 4)], "<f4")[: 6 * values].astype(np.float32)
     numbers = np.where(np.isfinite(numbers), numbers, np.float32(0))
@@ -267,6 +267,14 @@ def bases() -> dict[str, bytes]:
     }
 
 
+def _long_record() -> bytes:
+    """Records behind the header of the base of ``records``, the last of several blocks, which damage can cut short."""
+    whole = file_bytes(("rotated", "exact"), 110, sinks=2, recent=4, _record_target=1 << 20)
+    array, rules = np.frombuffer(whole, np.uint8), _rules("rotated", "exact")
+    end = next(record.end for record in walk(array, rules).records if record.end - record.offset > s.BLOCK)
+    return whole[rules.header.block_bytes : end]
+
+
 def seeds(target: str) -> list[bytes]:
     """Sound inputs to begin with."""
     kinds = [("rotated",), ("grouped", "exact"), ("trellis", "absent", "rotated")]
@@ -276,10 +284,16 @@ def seeds(target: str) -> list[bytes]:
     if target in ("records", "index"):
         used = ("rotated", "exact") if target == "records" else ("exact", "exact")
         base, offset = _base(*used), _index_at(*used)
-        return [pack_blocks(base[_records_at(base) : offset])] if target == "records" else [base[offset:]]
+        if target == "index":
+            return [base[offset:]]
+        return [pack_blocks(base[_records_at(base) : offset]), pack_blocks(_long_record())]
     if target == "container":
         return [bytes([i]) + bytes(plan.bytes) for i, plan in enumerate(container_plans())]
     if target == "encode":
         rng = np.random.default_rng(0)
-        return [bytes([i]) + rng.standard_normal(64).astype("<f4").tobytes() for i in range(3)]
-    return [b"\7" + pack_blocks(base) for base in bases]
+        return [bytes([i]) + rng.standard_normal(64).astype("<f4").tobytes() for i in range(len(page_plans()))]
+    small = [
+        file_bytes((kind,), 9, cuts=(6,), sinks=1, recent=2) for kind in ("rotated", "grouped", "trellis", "exact")
+    ]
+    small.append(file_bytes(("exact",), 110, _record_target=1 << 20))
+    return [b"\7" + pack_blocks(base) for base in [*small, *bases]]

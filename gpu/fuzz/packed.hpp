@@ -31,17 +31,23 @@ inline Buffer blocks_of(Bytes data) {
     return made;
 }
 
-// u16 lengths and contents of the parts of a file, each of which starts at a block.
-inline Buffer unpack_blocks(Bytes data) {
-    Buffer made;
-    std::uint64_t at = 0;
-    while (data.size - at >= 2 && made.size() < MOST_UNPACKED) {
-        const std::uint64_t size = data.get<std::uint16_t>(at);
-        at += 2;
-        const Buffer part = blocks_of(data.part(at, std::min(size, data.size - at)));
-        made.insert(made.end(), part.begin(), part.end());
-        at = std::min(at + size, data.size);
-    }
+// `start` and behind it the parts of a file, u16 lengths and contents, each of which starts at a block.
+inline Buffer unpack_blocks(Bytes data, Bytes start = {}) {
+    std::uint64_t size = start.size;
+    const auto parts = [&](auto part) {
+        std::uint64_t at = 0, to = start.size;
+        while (data.size - at >= 2 && to - start.size < MOST_UNPACKED) {
+            const std::uint64_t said = data.get<std::uint16_t>(at), held = std::min(said, data.size - at - 2);
+            part(data.part(at + 2, held), to);
+            at += 2 + held;
+            to += std::max(BLOCK, host::align(held, BLOCK));
+        }
+        size = to;
+    };
+    parts([](Bytes, std::uint64_t) {});
+    Buffer made(size);
+    std::copy_n(start.data, start.size, made.begin());
+    parts([&](Bytes part, std::uint64_t to) { std::copy_n(part.data, part.size, made.data() + to); });
     return made;
 }
 
@@ -86,24 +92,26 @@ inline void repair_record(Buffer& made, std::uint64_t offset, const Header* head
 }
 
 // Checksums made right, as far as the structure can be followed; records before byte `first` are left as they are.
-inline void repair(Buffer& made, bool header, bool records, bool bodies, const Header* known = nullptr,
-                   std::uint64_t first = BLOCK) {
+// Returns the header, where it was read for that and is sound.
+inline std::optional<Header> repair(Buffer& made, bool header, bool records, bool bodies, const Header* known = nullptr,
+                                    std::uint64_t first = BLOCK) {
     const std::uint64_t size = made.size() < 16 ? 0 : view(made).get<std::uint32_t>(12);
     if (header && size >= 128 && size <= made.size()) {
         const std::uint32_t before = host::crc32c(view(made).part(0, 124));
         store(made, 124, host::crc32c(view(made).part(128, size - 128), before));
     }
-    if (!records || size % BLOCK || made.size() < 64) return;
-    Header parsed;
+    std::optional<Header> read;
+    if (!records || size % BLOCK || made.size() < 64) return read;
     if (!known) {
         try {
-            parsed = host::HeaderReader::read(view(made));
-            known = &parsed;
+            read = host::HeaderReader::read(view(made));
+            known = &*read;
         } catch (const host::Refused&) {
         }
     }
     for (std::uint64_t at = std::max(first, size); at + 64 <= made.size(); at += BLOCK)
         if (std::memcmp(made.data() + at, "DQKR", 4) == 0) repair_record(made, at, known, bodies);
+    return read;
 }
 
 }  // namespace dquant::fuzz

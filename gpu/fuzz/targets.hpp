@@ -87,10 +87,10 @@ inline void read(const File& file, std::uint64_t most, const std::vector<std::st
 
 inline std::string records(Bytes data) {
     static const Base base("rotated-exact");
-    Buffer whole = base.with(base.header.block_bytes, unpack_blocks(data));
+    Buffer whole = unpack_blocks(data, view(base.data).part(0, base.header.block_bytes));
     repair(whole, false, true, true, &base.header);
     try {
-        const File file{view(whole)};
+        const File file{view(whole), base.header};
         require_records_in_a_row(file, whole.size());
         read(file, 3, {"not verified here"});
     } catch (const Refused& refused) {
@@ -110,7 +110,7 @@ inline std::string index(Bytes data) {
     Buffer whole = base.with(base.last, body);
     repair(whole, false, true, true, &base.header, base.last);
     try {
-        const File file{view(whole)};
+        const File file{view(whole), base.header};
         const auto findings = file.verify();
         if (file.tokens() != tokens || file.torn())
             require(!findings.empty(), "the index hides tokens and verification finds nothing");
@@ -147,9 +147,9 @@ inline std::string container(Bytes data) {
 inline std::string file(Bytes data) {
     const int flags = data.size ? data.data[0] : 0;
     Buffer whole = unpack_blocks(data.size ? data.part(1, data.size - 1) : data);
-    repair(whole, flags & 1, flags & 2, flags & 4);
+    std::optional<Header> header = repair(whole, flags & 1, flags & 2, flags & 4);
     try {
-        const File opened{view(whole)};
+        const File opened = header ? File{view(whole), std::move(*header)} : File{view(whole)};
         require_records_in_a_row(opened, whole.size());
         read(opened, whole.size(), opened.verify());
     } catch (const Refused& refused) {

@@ -78,6 +78,9 @@ public:
     // Of bytes that outlive the object.
     explicit File(Bytes data) : data_(data) { open(); }
 
+    // Of bytes that outlive the object, whose header block the caller has read: a file that grows is opened again and again.
+    File(Bytes data, Header header) : data_(data), header_(std::move(header)) { read_log(); }
+
     const Header& header() const { return header_; }
     const std::vector<Record>& records() const { return records_; }
     bool torn() const { return torn_; }
@@ -159,6 +162,11 @@ public:
 private:
     void open() {
         header_ = HeaderReader::read(data_);
+        read_log();
+    }
+
+    void read_log() {
+        need(data_.size >= header_.block_bytes, "header-truncated");
         if (!read_index()) torn_ = walk(records_);
         sequences_ = sequences_of(records_, torn_);
     }

@@ -22,7 +22,11 @@ struct Refused : std::runtime_error {
     std::string code;
 };
 
-inline void need(bool holds, const char* code, const std::string& message = {}) {
+// A condition and what breaking it means; the message is made only then, as most conditions are asked for every byte.
+inline void need(bool holds, const char* code, const char* message = "") {
+    if (!holds) throw Refused(code, message);
+}
+inline void need(bool holds, const char* code, const std::string& message) {
     if (!holds) throw Refused(code, message);
 }
 
@@ -50,10 +54,12 @@ struct Bytes {
     T get(std::uint64_t at) const {
         return load<T>(part(at, sizeof(T)).data);
     }
+    // Whether a byte is other than zero.
     bool any() const {
-        for (std::uint64_t i = 0; i < size; ++i)
-            if (data[i]) return true;
-        return false;
+        std::uint64_t found = 0, i = 0;
+        for (; i + 8 <= size; i += 8) found |= load<std::uint64_t>(data + i);
+        for (; i < size; ++i) found |= data[i];
+        return found != 0;
     }
 };
 

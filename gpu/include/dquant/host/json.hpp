@@ -47,7 +47,9 @@ private:
     void space() {
         while (peek() == ' ' || peek() == '\t' || peek() == '\n' || peek() == '\r') ++at_;
     }
-    void take(char c) { need(next() == c, "header-json", std::string("expected ") + c); }
+    void take(char c) {
+        if (next() != c) throw Refused("header-json", std::string("expected ") + c);
+    }
 
     // The outermost object, whose known members are looked at.
     void member_names(int depth) { object(depth, true); }
