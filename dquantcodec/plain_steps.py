@@ -74,6 +74,10 @@ def copy_row(rows: Array, at: int, out: Array, to: int) -> None:
     _row(out, to)[:] = _row(rows, at)
 
 
+def pair_rows(words: Array, at: int, pairs: Array, to: int) -> None:
+    _row(pairs, to)[:] = _row(words, at) | _row(words, int(at) + _LANES).astype(np.uint32) << 16
+
+
 def fill_row(value: int, out: Array, to: int) -> None:
     _row(out, to)[:] = value
 
@@ -173,6 +177,29 @@ def _letters(
 
 take_one, take_four = _take(1), _take(4)
 walk_one, walk_four = _walk(1), _walk(4)
+
+
+def _pop(count: int) -> Callable[..., None]:
+    def pop(
+        state: Array, at: Array, pairs: Array, advance: Array, fields: Array, precision: int, entries: Array, place: int
+    ) -> None:
+        p = int(precision)
+        x, words = state.astype(np.int64), pairs[at].astype(np.int64)
+        for k in range(count):
+            slot = x & ((1 << p) - 1)
+            _row(entries, int(place) + _LANES * k)[:] = fields[slot]
+            found = advance[slot].astype(np.int64)
+            x = (found >> 16) * (x >> p) + (found & 0xFFFF)
+            low = x < 1 << 16
+            x = np.where(low, x << 16 | words & 0xFFFF, x)
+            words = np.where(low, words >> 16, words)
+            at += np.where(low, _LANES, 0).astype(at.dtype)
+        state[:] = x
+
+    return pop
+
+
+pop_one, pop_two = _pop(1), _pop(2)
 
 
 def replace_steps(module: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from .letters import by_token, letter_table, spread_fields
 from .plan import StreamPlan
 from .profile import TILE
 from .status import OVERRUN, PADDING, STATE
+from .vectors import LANES, pair_rows, pop_one, pop_two
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +96,8 @@ def decode_levels(
     status = np.empty((tiles, substreams, TILE), np.uint8)
     table = rans_table(plan)
     decode_tiles(
-        words, table.advance, table.fields, plan.precision, letters,
-        letter.field_bits, plan.letter, head_dim, strict, levels, status,
+        words.reshape(-1), words.shape[2], table.advance, table.fields, plan.precision, letters,
+        letter.field_bits, plan.letter, head_dim, strict, levels.reshape(-1), status.reshape(-1),
     )  # fmt: skip
     return levels, status
 
@@ -151,64 +152,41 @@ def encode_tiles(letters, step, reciprocal, precision, words, used):
                     column[2 + i] = pending[k, emitted[k] - 1 - i]
 
 
-@inlined
-def take_letter(x, at, advance, fields, p, mask, flat, entries, place):
-    """Keep a letter's fields; the state without it, a word shifted in where it fell below 2**16, and the next word's
-    place."""
-    slot = x & mask
-    entries[place] = fields[slot]
-    step = advance[slot]
-    x = np.uint32(np.uint32(step >> np.uint32(16)) * np.uint32(x >> p) + (step & np.uint32(0xFFFF)))
-    word = np.uint32(flat[at])
-    low = x < np.uint32(65536)
-    x = np.uint32(np.uint32(x << np.uint32(16)) | word) if low else x
-    return x, at + np.uint64(32) if low else at
-
-
 @kernel
-def decode_tiles(words, advance, fields, precision, letters, field_bits, letter, head_dim, strict, levels, status):
-    p = np.uint32(precision)
-    mask = np.uint32((1 << precision) - 1)
-    tiles, substreams, capacity, lanes = words.shape
-    size = levels.shape[1] // substreams
-    # A letter reads one word at most, so a copy with zero rows up to that confines every read without a check in
-    # the loop.
-    rows = np.zeros((max(capacity, letters + 2) + 1, lanes), np.uint16)
-    flat, out = rows.reshape(-1), levels.reshape(-1)
-    entries = np.empty(letters * lanes, np.uint16)
-    state = np.empty(lanes, np.uint32)
-    used = np.empty(lanes, np.int64)
-    two, row = np.uint64(2 * lanes), np.uint64(lanes)
-    for tile in range(tiles):
-        for j in range(substreams):
-            for word in range(capacity):
-                for lane in range(lanes):
-                    rows[word, lane] = words[tile, j, word, lane]
-            for lane in range(lanes):
-                state[lane] = np.uint32(np.uint32(rows[0, lane]) << np.uint32(16)) | np.uint32(rows[1, lane])
-            # Lanes in lockstep hide the latency of the table and the multiplication.
-            for lane in range(0, lanes, 4):
-                x, y, z, w = state[lane], state[lane + 1], state[lane + 2], state[lane + 3]
-                place = np.uint64(lane)
-                a = place + two
-                b, c, d = a + np.uint64(1), a + np.uint64(2), a + np.uint64(3)
-                for _ in range(letters):
-                    x, a = take_letter(x, a, advance, fields, p, mask, flat, entries, place)
-                    y, b = take_letter(y, b, advance, fields, p, mask, flat, entries, place + np.uint64(1))
-                    z, c = take_letter(z, c, advance, fields, p, mask, flat, entries, place + np.uint64(2))
-                    w, d = take_letter(w, d, advance, fields, p, mask, flat, entries, place + np.uint64(3))
-                    place += row
-                state[lane], state[lane + 1], state[lane + 2], state[lane + 3] = x, y, z, w
-                used[lane], used[lane + 1], used[lane + 2], used[lane + 3] = a // row, b // row, c // row, d // row
-            spread_fields(entries, 0, field_bits, letter, head_dim, out, (tile * substreams + j) * size * lanes)
-            for lane in range(lanes):
-                verdict = 0
-                if strict:
-                    for word in range(used[lane], capacity):
-                        if rows[word, lane] != 0:
-                            verdict = PADDING
-                if state[lane] != np.uint32(65536):
-                    verdict = STATE
-                if used[lane] > capacity:
-                    verdict = OVERRUN
-                status[tile, j, lane] = verdict
+def decode_tiles(
+    words, capacity, advance, fields, precision, letters, field_bits, letter, head_dim, strict, levels, status
+):
+    streams = status.shape[0] // LANES
+    size = levels.shape[0] // max(streams, 1)
+    # A letter asks for one word at most, so zero rows up to that confine every read without a check in the loop.
+    # Places in them fit 32 bits: more rows would take 16 GiB.
+    pairs = np.zeros(max(capacity, letters + 2) * LANES, np.uint32)
+    entries = np.empty(letters * LANES, np.uint16)
+    state = np.empty(LANES, np.uint32)
+    at = np.empty(LANES, np.uint32)
+    for stream in range(streams):
+        first = stream * capacity * LANES
+        for row in range(capacity - 1):
+            pair_rows(words, first + row * LANES, pairs, row * LANES)
+        for i in range(max(capacity - 1, 0) * LANES, capacity * LANES):
+            pairs[i] = words[first + i]
+        for lane in range(LANES):
+            state[lane] = pairs[lane] << np.uint32(16) | pairs[lane] >> np.uint32(16)
+            at[lane] = 2 * LANES + lane
+        for i in range(0, letters - 1, 2):
+            pop_two(state, at, pairs, advance, fields, precision, entries, i * LANES)
+        if letters % 2:
+            pop_one(state, at, pairs, advance, fields, precision, entries, (letters - 1) * LANES)
+        spread_fields(entries, 0, field_bits, letter, head_dim, levels, stream * size)
+        for lane in range(LANES):
+            used = at[lane] // LANES
+            verdict = 0
+            if strict:
+                for word in range(used, capacity):
+                    if words[first + word * LANES + lane] != 0:
+                        verdict = PADDING
+            if state[lane] != np.uint32(65536):
+                verdict = STATE
+            if used > capacity:
+                verdict = OVERRUN
+            status[stream * LANES + lane] = verdict

@@ -340,11 +340,11 @@ def test_a_container_is_decoded_from_its_own_words_alone(
 
 
 def small_case(coder: str) -> Case:
-    """Two heads of 20 values, letters of three: the last letter of a head is partial."""
+    """Three heads of 20 values, letters of three: an odd number of letters, the last of a head partial."""
     build = tables.frequencies if coder == "rans" else tables.prefix_frequencies
     weights = tables.letter_weights(tables.level_weights(6, 128, 1.4), 3)
     plan = StreamPlan(coder, 6, 3, 12, 2, 1, False, build(weights, 12))
-    symbols = np.array([[(v + 128) * 6 // 256 for v in oracles.integers(40, seed)] for seed in range(3)], np.uint8)
+    symbols = np.array([[(v + 128) * 6 // 256 for v in oracles.integers(60, seed)] for seed in range(3)], np.uint8)
     return with_room(plan, 20, symbols, 2)
 
 
