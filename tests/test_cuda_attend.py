@@ -23,7 +23,7 @@ from dquantcodec.cuda.device import Device
 from dquantcodec.errors import InputError, UnsupportedError
 from dquantcodec.fit import with_heads_in_one_order
 from dquantcodec.letters import letter_table
-from dquantcodec.page import PageLayout
+from dquantcodec.page_layout import PageLayout
 from dquantcodec.plan import Plan, make_plan
 from dquantcodec.prefix import prefix_table
 from dquantcodec.rotate import rotate

@@ -82,10 +82,10 @@ def check_ranges(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening fetches little, one layer of four about a quarter, and a second read of the newest tokens nothing."""
     total = counted(monkeypatch)
     with dq.open(url, expect={"model": "m"}) as cache:
-        assert total() < cache.data.size // 8
+        assert total() < cache.data.nbytes // 8
         assert np.array_equal(cache.layers[2].key[:], ROWS)
         assert np.array_equal(cache.layers[2].value[700:1100], ROWS[700:1100])
-        assert 0 < total() < cache.data.size // 2
+        assert 0 < total() < cache.data.nbytes // 2
         assert np.array_equal(cache.layers[2].key[1990:], ROWS[1990:])
         assert total() == 0
         assert not list(cache.verify())
