@@ -195,7 +195,8 @@ MUTATIONS = (
     Mutation("an index for another length is used", "dquantcodec/file/scan.py",
              "or trailer.file_bytes != data.nbytes or", "or", CRAFTED + " -k lying_trailers"),
     Mutation("padding is not verified", "dquantcodec/file/verify.py",
-             "if data[record.payload + start : record.payload + stop].any():", "if False:", EDGES),
+             "if np.frombuffer(data[record.payload + start : record.payload + stop], np.uint8).any():", "if False:",
+             EDGES),
     Mutation("a class may be rarer in the middle", "dquantcodec/grouping.py",
              "            and max(self.weights) == upper[0]\n", "", GROUPED),
 )  # fmt: skip
