@@ -11,13 +11,14 @@ Letter tables follow from the classes of the fields, in integers, so a file stor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
 from .errors import InputError
 from .profile import MAX_LETTERS
-from .stored import Stored, arrays_on_use, as_given
+from .stored import Integers, Stored, arrays_on_use, as_given
 from .trellis import NEXT, state_bits
 
 if TYPE_CHECKING:
@@ -115,6 +116,25 @@ class Table:
     precision: int
 
 
+@dataclass(frozen=True)
+class Channels(Stored):
+    """The channels of every head in coded order: row ``i`` of ``places`` within head ``heads[i]``."""
+
+    heads: tuple[int, ...]
+    places: Integers
+    head_dim: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.places.shape
+
+    def array(self) -> NDArray[np.uint16]:
+        import numpy as np
+
+        channels: NDArray[np.int64] = np.array(self.heads)[:, None] * self.head_dim + self.places.array()
+        return channels.astype(np.uint16)
+
+
 @arrays_on_use("choice", "order")
 @dataclass(frozen=True, eq=False)
 class Grouping:
@@ -179,22 +199,19 @@ class Grouping:
         coded = sum(n * f for n, f in zip(self.letters, self.fields))
         require(choice.shape == (heads, groups), "shape", f"tables of groups {choice.shape}")
         require(order.shape == (heads, coded), "shape", f"an order {order.shape} for {coded} coded channels")
-        numbers = choice.tolist()
-        most = max(map(max, numbers))
+        tables = choice.rows() if isinstance(choice, Integers) else choice.tolist()
+        most = max(map(max, tables))
         require(most < len(self.tables), "table", f"table {most} of {len(self.tables)} for a group")
         counts = [len(table.classes) for table in self.tables]
-        for row in numbers:
+        for row in tables:
             fits = tuple(map(counts.__getitem__, row)) == self.fields
             require(fits, "table", "a table for a group of another number of fields")
-        rows = order.tolist()
-        first_channels = [min(row) // self.head_dim * self.head_dim for row in rows]
-        whole = all(max(row) - first < self.head_dim for row, first in zip(rows, first_channels))
-        every = sorted(first_channels) == list(range(0, heads * self.head_dim, self.head_dim))
-        require(whole and every, "order", "rows of the order that are not of one head each")
+        head_of, rows = _heads_and_rows(order, self.head_dim)
+        require(sorted(head_of) == list(range(heads)), "order", "rows of the order that are not of one head each")
         require(all(len({*row}) == coded for row in rows), "order", "a channel that stands in the order twice")
 
     @property
-    def _given(self) -> tuple[NDArray[np.uint8] | Stored, NDArray[np.uint16] | Stored]:
+    def _given(self) -> tuple[NDArray[np.uint8] | Integers, NDArray[np.uint16] | Channels]:
         """Choice and order as they are held: of a file that is only looked into they never become arrays."""
         return as_given(self, "choice"), as_given(self, "order")
 
@@ -210,3 +227,14 @@ class Grouping:
     def coded(self) -> int:
         """Coded channels of a head."""
         return self._given[1].shape[1]
+
+
+def _heads_and_rows(
+    order: NDArray[np.uint16] | Channels, head_dim: int
+) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+    """The head of every row, -1 if its channels are of several, and its channels, or their places in the head."""
+    if isinstance(order, Channels):
+        return order.heads, order.places.rows()
+    rows = order.tolist()
+    ends = [(min(row) // head_dim, max(row) // head_dim) for row in rows]
+    return [first if first == last else -1 for first, last in ends], rows

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .errors import CapacityError, InputError, LimitError
 from .grouping import Grouping
 from .profile import Profile, StreamProfile
-from .stored import Stored, arrays_on_use
+from .stored import Integers, arrays_on_use
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,7 +77,7 @@ def grouped(words: int, substreams: int, mean: bool, step: float, gain: str, gro
         words=words,
         substreams=substreams,
         mean=mean,
-        frequencies=Stored(b"", "H", (0,)).as_array(),
+        frequencies=Integers(b"", "H", (0,)).as_array(),
         grid="mid-tread",
         step=step,
         gain=gain,

@@ -5,10 +5,10 @@ Whoever only looks into a file calculates nothing, and loading NumPy takes longe
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from struct import unpack
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -17,36 +17,41 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
 class Stored:
-    """Little-endian integers of :mod:`struct`'s ``format`` (``"b"``, ``"B"`` or ``"H"``), of an array's ``shape``."""
+    """What becomes an array on first use."""
+
+    def array(self) -> NDArray[Any]:
+        """An array of its own."""
+        raise NotImplementedError
+
+    def as_array(self) -> NDArray[Any]:
+        """Itself, for a field that :func:`arrays_on_use` names and that types call an array."""
+        return cast("NDArray[Any]", self)
+
+
+@dataclass(frozen=True)
+class Integers(Stored):
+    """Little-endian integers of :mod:`struct`'s ``format`` (``"b"``, ``"B"`` or ``"H"``)."""
 
     data: bytes
     format: str
     shape: tuple[int, ...]
 
-    def numbers(self) -> tuple[int, ...]:
+    def numbers(self) -> Sequence[int]:
         """All of them, row after row."""
-        return struct.unpack(f"<{prod(self.shape)}{self.format}", self.data)
+        return self.data if self.format == "B" else unpack(f"<{prod(self.shape)}{self.format}", self.data)
 
-    def tolist(self) -> list[Any]:
-        """As an array's: rows of rows, or numbers."""
-        found: list[Any] = list(self.numbers())
-        for axis in range(len(self.shape) - 1, 0, -1):
-            length = self.shape[axis]
-            found = [found[row * length : (row + 1) * length] for row in range(prod(self.shape[:axis]))]
-        return found
+    def rows(self) -> list[Sequence[int]]:
+        """Those of two axes."""
+        count, length = self.shape
+        numbers = self.numbers()
+        return [numbers[row * length : (row + 1) * length] for row in range(count)]
 
     def array(self) -> NDArray[Any]:
-        """An array of their own."""
         import numpy as np
 
         little = np.dtype(self.format).newbyteorder("<")
         return np.frombuffer(self.data, little).astype(little.newbyteorder("=")).reshape(self.shape)
-
-    def as_array(self) -> NDArray[Any]:
-        """Themselves, for a field that :func:`arrays_on_use` names and that types call an array."""
-        return cast("NDArray[Any]", self)
 
 
 class _OnUse:
@@ -77,5 +82,5 @@ def arrays_on_use(*names: str) -> Callable[[type[_T]], type[_T]]:
 
 
 def as_given(instance: object, name: str) -> Any:
-    """The field ``name`` as it is held: an array, or :class:`Stored`, which has the same ``shape`` and ``tolist``."""
+    """The field ``name`` as it is held: an array, or :class:`Stored`."""
     return vars(instance)[name]

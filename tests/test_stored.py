@@ -17,7 +17,7 @@ from dquantcodec.file.header import Header, parse_header
 from dquantcodec.file.info import Info
 from dquantcodec.plan import Plan, make_plan
 from dquantcodec.profile import Profile
-from dquantcodec.stored import Stored, as_given
+from dquantcodec.stored import Integers, Stored, as_given
 from dquantcodec.testing.files import small_plan
 
 DTYPES = {"b": np.int8, "B": np.uint8, "H": np.uint16}
@@ -31,12 +31,13 @@ DTYPES = {"b": np.int8, "B": np.uint8, "H": np.uint16}
 def test_rows_and_arrays_are_the_same_numbers(code: str, shape: tuple[int, ...], seed: int) -> None:
     dtype = np.dtype(DTYPES[code])
     want = np.random.default_rng(seed).integers(0, 256, (*shape, dtype.itemsize), np.uint8).view(dtype)[..., 0]
-    stored = Stored(want.astype(dtype.newbyteorder("<")).tobytes(), code, shape)
+    stored = Integers(want.astype(dtype.newbyteorder("<")).tobytes(), code, shape)
     array = stored.array()
     assert array.dtype == dtype and array.dtype.isnative and array.flags.writeable
     np.testing.assert_array_equal(array, want)
-    assert stored.tolist() == want.tolist()
-    assert stored.numbers() == tuple(want.reshape(-1).tolist())
+    assert [*stored.numbers()] == want.reshape(-1).tolist()
+    if len(shape) == 2:
+        assert [[*row] for row in stored.rows()] == want.tolist()
 
 
 def parsed(plan: Plan) -> Plan:

@@ -6,13 +6,12 @@ A file keeps each class once; groupings name them by number.  Letter tables are 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from struct import pack, unpack
 
 from ..errors import FormatError, InputError, LimitError, UnsupportedError
-from ..grouping import MAX_FIELDS, MAX_GROUPS, MAX_TABLES, Grouping, Levels, Table
+from ..grouping import MAX_FIELDS, MAX_GROUPS, MAX_TABLES, Channels, Grouping, Levels, Table
 from ..plan import MAX_HEAD_DIM, MAX_HEADS, MAX_VALUES, Plan
-from ..stored import Stored
+from ..stored import Integers
 from .structs import CLASS, GROUPING, GROUPING_TABLE, MAX_FILE_CLASSES, QUANTISERS, STEP, align
 
 #: Places of a table without a class.
@@ -126,18 +125,17 @@ def parse_groupings(
             stored_tables.append(Table(tuple(used.setdefault(c, len(used)) for c in named), precision))
         shapes = take(2 * groups)
         head = unpack(f"<{heads}H", take(2 * heads))
-        choice = Stored(take(heads * groups), "B", (heads, groups))
+        choice = Integers(take(heads * groups), "B", (heads, groups))
         wide = dim > 256
-        places = Stored(take(heads * coded * (1 + wide)), "H" if wide else "B", (heads, coded)).tolist()
+        places = Integers(take(heads * coded * (1 + wide)), "H" if wide else "B", (heads, coded))
         offset = take.close(any(reserved))
-        last = max(map(max, places))
+        last = max(places.numbers())
         if max(head) >= heads or last >= dim:
             raise FormatError(
                 f"grouping {number} names head {max(head)} of {heads} or channel {last} of {dim}",
                 code="grouping-order",
                 number=number,
             )
-        order = _u16(*chain.from_iterable(map((h * dim).__add__, row) for h, row in zip(head, places)))
         try:
             grouping = Grouping(
                 head_dim=dim,
@@ -146,7 +144,7 @@ def parse_groupings(
                 letters=tuple(shapes[::2]),
                 fields=tuple(shapes[1::2]),
                 choice=choice.as_array(),
-                order=Stored(order, "H", (heads, coded)).as_array(),
+                order=Channels(head, places, dim).as_array(),
                 states=states_of[quantiser],
             )
         except InputError as error:

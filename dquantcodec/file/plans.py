@@ -14,7 +14,7 @@ from ..errors import DQuantError, FormatError, LimitError, UnsupportedError
 from ..grouping import Grouping
 from ..plan import MAX_VALUES, Plan, StreamPlan, grouped
 from ..profile import MAX_LETTERS, TILE
-from ..stored import Stored
+from ..stored import Integers
 from .layer import check_geometry
 from .structs import (
     CODERS,
@@ -50,7 +50,7 @@ class Table(NamedTuple):
     """A letter table: its precision ``p``, frequencies that sum to ``2**p``, and whether they are powers of two."""
 
     precision: int
-    frequencies: Stored
+    frequencies: Integers
     powers: bool
 
 
@@ -127,7 +127,7 @@ def parse_tables(block: bytes, offset: int, count: int, end: int) -> tuple[list[
         size = TABLE.size + 2 * letters
         if offset + align(size, STEP) > end:
             raise FormatError(f"letter table {number} lies outside the header", code="header-coverage", table=number)
-        frequencies = Stored(block[offset + TABLE.size : offset + size], "H", (letters,))
+        frequencies = Integers(block[offset + TABLE.size : offset + size], "H", (letters,))
         numbers = frequencies.numbers()
         if not all(numbers):
             raise FormatError(f"letter table {number} has a frequency of zero", code="table-zero", table=number)
@@ -204,7 +204,7 @@ def parse_plan(entry: bytes, number: int, named: Numbered) -> Plan:
         text = name.rstrip(b"\0").decode()
     except UnicodeDecodeError:
         raise FormatError(f"the name of profile {number} is not UTF-8", code="profile-name", profile=number) from None
-    signs = Stored(vector, "b", (kv_heads, head_dim)).as_array()
+    signs = Integers(vector, "b", (kv_heads, head_dim)).as_array()
     return Plan(kv_heads, head_dim, window, signs, key, value, text)
 
 
