@@ -339,3 +339,11 @@ def test_a_plane_shorter_than_its_frame_claims_is_refused(monkeypatch: pytest.Mo
     with pytest.raises(ChecksumError) as caught:
         rows.decode_rows(encoding, memoryview(block), values.shape, values.dtype)
     assert caught.value.code == "rows-frame"
+
+
+@pytest.mark.parametrize("size", [0, 1, s._PIECE - 1, s._PIECE, s._PIECE + 1, 3 * s._PIECE + 5])
+def test_checksums_of_views_and_arrays_are_those_of_bytes(size: int) -> None:
+    array = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    for before in (0, 0xE3069283):
+        want = s.crc32c(array.tobytes(), before)
+        assert s.crc32c(memoryview(array), before) == s.crc32c(array, before) == want
