@@ -5,8 +5,9 @@ Names are imported on first use, so opening a file or asking for help does not l
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .lazy import on_first_use
 
 __version__ = "0.1.0"
 
@@ -16,23 +17,6 @@ if TYPE_CHECKING:
     from .file import Layer, append, create, open, repack, reshard
     from .fit import fit_plan
     from .profile import PROFILES, Profile, StreamProfile
-
-_HOMES = {
-    "Codec": "codec",
-    "DQuantError": "errors",
-    "DeviceError": "errors",
-    "Layer": "file",
-    "PROFILES": "profile",
-    "Pages": "codec",
-    "Profile": "profile",
-    "StreamProfile": "profile",
-    "append": "file",
-    "create": "file",
-    "fit_plan": "fit",
-    "open": "file",
-    "repack": "file",
-    "reshard": "file",
-}
 
 __all__ = [
     "PROFILES",
@@ -51,12 +35,22 @@ __all__ = [
     "reshard",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+__getattr__, __dir__ = on_first_use(
+    __name__,
+    {
+        "Codec": "codec",
+        "DQuantError": "errors",
+        "DeviceError": "errors",
+        "Layer": "file",
+        "PROFILES": "profile",
+        "Pages": "codec",
+        "Profile": "profile",
+        "StreamProfile": "profile",
+        "append": "file",
+        "create": "file",
+        "fit_plan": "fit",
+        "open": "file",
+        "repack": "file",
+        "reshard": "file",
+    },
+)

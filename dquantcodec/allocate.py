@@ -22,7 +22,7 @@ from .attention_estimate import estimate_attention
 from .codec import Codec
 from .errors import CapacityError, InputError
 from .fit import fit_plan
-from .page import KINDS, PageLayout
+from .page_layout import KINDS, PageLayout
 from .plan import Plan, StreamPlan
 from .profile import Profile
 

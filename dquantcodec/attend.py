@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .arrays import as_floats, to_float32
 from .errors import InputError
-from .grouping import group_arrays
+from .group_arrays import group_arrays
 from .kernels import kernel
 from .means import page_means
 from .page import KindFields

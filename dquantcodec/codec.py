@@ -20,7 +20,8 @@ from .coders import CODERS
 from .errors import ChecksumError, FormatError, InputError
 from .group_grid import nearest_levels
 from .letters import by_token, letter_table
-from .page import KINDS, KindFields, PageLayout, page_exponents, read_kind, write_page
+from .page import KindFields, page_exponents, read_kind, write_page
+from .page_layout import KINDS, PageLayout
 from .plan import Plan, StreamPlan, plan_of
 from .profile import DEFAULT_PROFILE, TILE, Profile
 from .reconstruct import reconstruct

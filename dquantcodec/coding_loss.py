@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from . import drift
 from .encode import drift_groups, fit_grid, prepare
 from .grid import ONE
+from .group_arrays import group_arrays
 from .group_grid import fit_scale
-from .grouping import group_arrays
 from .plan import Plan, StreamPlan, least_words
 
 #: Losses beyond this multiple of what a uniform grid of the plan's step would leave ask for a comparison.

@@ -23,16 +23,10 @@ from .classes import LEAST_ENTROPY, deviation, nearest
 from .coding_loss import better_rotated
 from .encode import page_exponent
 from .errors import InputError
-from .grouping import (
-    MAX_FIELDS,
-    MAX_GROUP_LETTERS,
-    Grouping,
-    Table,
-    mean_bits,
-    zero_bits,
-)
+from .group_arrays import mean_bits, zero_bits
+from .grouping import MAX_FIELDS, MAX_GROUP_LETTERS, Grouping, Table
 from .mid_tread import FILL
-from .page import KINDS
+from .page_layout import KINDS
 from .plan import Plan, StreamPlan, check_capacity, grouped, make_plan
 from .profile import ClassRule, Profile, StreamProfile
 from .table_choice import Classes, Family, choose_tables, expected, field_room

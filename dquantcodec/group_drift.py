@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from .drift import UNREACHABLE
 from .errors import CapacityError
 from .grid import ONE
-from .grouping import MAX_GROUP_LETTERS, group_arrays, zero_bits
+from .group_arrays import group_arrays, zero_bits
+from .grouping import MAX_GROUP_LETTERS
 from .kernels import inlined, kernel
 from .mid_tread import SLOPE
 from .plan import StreamPlan, budget

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .grid import ONE, gained_scale, row_squares
-from .grouping import MAX_FIELDS, MAX_GROUP_LETTERS, Grouping, group_arrays
+from .group_arrays import group_arrays
+from .grouping import MAX_FIELDS, MAX_GROUP_LETTERS, Grouping
 from .kernels import kernel
-from .trellis import letter_paths
+from .letter_paths import letter_paths
 
 #: Positions stay below 2**23 steps of 2**-16, whatever the values: their products with gains fit in 64 bits.
 FARTHEST = (1 << 23) - 1

@@ -11,9 +11,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from .group_arrays import group_arrays
 from .group_grid import letter_levels
-from .grouping import MAX_GROUP_LETTERS, Grouping, group_arrays
+from .grouping import MAX_GROUP_LETTERS, Grouping
 from .kernels import kernel
+from .letter_paths import letter_paths
 from .letters import FIELD_BITS, by_token
 from .plan import StreamPlan
 from .prefix import (
@@ -30,7 +32,7 @@ from .prefix import (
     walk_one,
 )
 from .profile import TILE
-from .trellis import letter_paths, state_bits
+from .trellis import state_bits
 from .vectors import LANES, fill_row, spread_row
 
 # Codes of a group's table are at most 14 bits long, so four letters always fit one read.

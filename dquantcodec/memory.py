@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .errors import InputError
 from .model_shape import LayerShape, ModelShape
-from .page import PageLayout
+from .page_layout import PageLayout
 from .plan import Plan, make_plan
 from .profile import Profile
 

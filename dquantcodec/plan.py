@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from . import tables
 from .errors import CapacityError, InputError, LimitError
 from .grouping import Grouping
 from .profile import Profile, StreamProfile
+from .stored import Integers, arrays_on_use
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_HEADS = 1024
 MAX_HEAD_DIM = 1024
 MAX_VALUES = 65536
 
 
+@arrays_on_use("frequencies")
 @dataclass(frozen=True, eq=False)
 class StreamPlan:
     """One kind (keys or values) of one geometry.
@@ -74,7 +77,7 @@ def grouped(words: int, substreams: int, mean: bool, step: float, gain: str, gro
         words=words,
         substreams=substreams,
         mean=mean,
-        frequencies=np.zeros(0, np.uint16),
+        frequencies=Integers(b"", "H", (0,)).as_array(),
         grid="mid-tread",
         step=step,
         gain=gain,
@@ -82,6 +85,7 @@ def grouped(words: int, substreams: int, mean: bool, step: float, gain: str, gro
     )
 
 
+@arrays_on_use("signs")
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Geometry and both stream plans.
@@ -116,7 +120,7 @@ def make_plan(profile: Profile, kv_heads: int, head_dim: int) -> Plan:
             f"{MAX_VALUES} values a stream",
             code="limit-geometry",
         )
-    # Rotation kernels bring Numba along, which opening a file does not need.
+    # Rotation kernels bring Numba along, and tables NumPy: opening a file needs neither.
     from .rotate import random_signs
 
     substreams = max(s for s in (1, 2, 4) if s <= profile.substreams and kv_heads % s == 0)
@@ -141,6 +145,8 @@ def plan_of(profile: str | Profile | Plan, kv_heads: int | None, head_dim: int |
 
 
 def _stream_plan(kind: str, profile: StreamProfile, kv_heads: int, head_dim: int, substreams: int) -> StreamPlan:
+    from . import tables
+
     values = kv_heads * head_dim // substreams
     levels = list(profile.weights) or tables.level_weights(profile.levels, kv_heads * head_dim, profile.alpha)
     weights = tables.letter_weights(levels, profile.symbols_per_letter)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .grouping import group_arrays
+from .group_arrays import group_arrays
 from .kernels import kernel
 from .means import page_means
 from .page import KindFields

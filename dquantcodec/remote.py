@@ -7,9 +7,6 @@ from collections import OrderedDict
 from threading import Lock
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .urls import filesystem, shown, storage
 
 #: Small reads fetch whole blocks, which stay for the next.
@@ -24,7 +21,7 @@ AHEAD_BYTES = 4 << 20
 class RemoteBytes:
     """The bytes of an object, read by ranges as they are asked for.
 
-    Stands where readers have the uint8 array of a mapped file: it has ``size``, and indexing gives arrays.  Threads may
+    Stands where readers have a memoryview of a mapped file: it has ``nbytes``, and slices of it are views.  Threads may
     share one.  An object that is replaced while it is read gives bytes that the checksums of a file refuse.
     """
 
@@ -41,7 +38,7 @@ class RemoteBytes:
             raise OSError(errno.EIO, "the server does not say how large it is; download it first", shown(url))
         self.size = int(self.info["size"])
         self._lock = Lock()
-        self._blocks: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._next = -1
         self._ahead = 1
 
@@ -60,25 +57,22 @@ class RemoteBytes:
             )
         return data
 
-    def __getitem__(self, item: Any) -> NDArray[np.uint8]:
-        if isinstance(item, slice):
-            start, stop, step = item.indices(self.size)
-            assert step == 1
-            return self._read(start, max(start, stop))
-        places = np.asarray(item)
-        if not places.size:
-            return np.empty(places.shape, np.uint8)
-        low = int(places.min())
-        picked: NDArray[np.uint8] = self._read(low, int(places.max()) + 1)[places - low]
-        return picked
+    @property
+    def nbytes(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice) -> memoryview:
+        start, stop, step = part.indices(self.size)
+        assert step == 1
+        return self._read(start, max(start, stop))
 
     def close(self) -> None:
         with self._lock:
             self._blocks.clear()
 
-    def _read(self, start: int, stop: int) -> NDArray[np.uint8]:
+    def _read(self, start: int, stop: int) -> memoryview:
         if stop - start >= LARGE_BYTES:
-            return np.frombuffer(self.fetch(start, stop), np.uint8)
+            return memoryview(self.fetch(start, stop))
         first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
         with self._lock:
             self._hold(first, last)
@@ -87,7 +81,7 @@ class RemoteBytes:
                 self._blocks.move_to_end(block)
             while len(self._blocks) * BLOCK_BYTES > CACHE_BYTES:
                 self._blocks.popitem(last=False)
-        joined = blocks[0] if len(blocks) == 1 else np.concatenate([np.empty(0, np.uint8), *blocks])
+        joined = memoryview(blocks[0] if len(blocks) == 1 else b"".join(blocks))
         return joined[start - first * BLOCK_BYTES : stop - first * BLOCK_BYTES]
 
     def _hold(self, first: int, last: int) -> None:
@@ -98,7 +92,7 @@ class RemoteBytes:
         # Who reads on where the last request ended gets twice as much each time; others what they ask for.
         self._ahead = min(2 * self._ahead, AHEAD_BYTES // BLOCK_BYTES) if missing[0] == self._next else 1
         begin, end = missing[0], max(missing[-1] + 1, missing[0] + self._ahead)
-        data = np.frombuffer(self.fetch(begin * BLOCK_BYTES, min(end * BLOCK_BYTES, self.size)), np.uint8)
-        for at in range(0, data.size, BLOCK_BYTES):
-            self._blocks[begin + at // BLOCK_BYTES] = data[at : at + BLOCK_BYTES].copy()
+        data = self.fetch(begin * BLOCK_BYTES, min(end * BLOCK_BYTES, self.size))
+        for at in range(0, len(data), BLOCK_BYTES):
+            self._blocks[begin + at // BLOCK_BYTES] = data[at : at + BLOCK_BYTES]
         self._next = end

@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .classes import ChannelClass
-from .grouping import FREQUENCY_BITS, MAX_FIELD_BITS, table_lengths
+from .group_arrays import table_lengths
+from .grouping import FREQUENCY_BITS, MAX_FIELD_BITS
+from .letter_paths import letter_paths
 from .profile import MAX_LETTERS, ClassRule
-from .trellis import letter_paths, state_bits
+from .trellis import state_bits
 from .trellis_classes import dependent_classes
 
 Classes = tuple[int, ...]

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .grid import ONE
+from .group_arrays import group_arrays
 from .group_drift import HIGHEST_KAPPA, LADDER_RATIO, LOWEST_KAPPA, check_zeros
-from .grouping import FREQUENCY_BITS, MAX_GROUP_LETTERS, Grouping, Levels, group_arrays
+from .grouping import FREQUENCY_BITS, MAX_GROUP_LETTERS, Grouping, Levels
 from .kernels import inlined, kernel
 from .plan import StreamPlan, budget
 from .trellis import NEXT, TURN

@@ -108,7 +108,8 @@ def _decode(path: str) -> None:
 
     from .arrays import BFLOAT16, store_float32
     from .codec import decode_levels
-    from .page import PageLayout, read_kind
+    from .page import read_kind
+    from .page_layout import PageLayout
     from .reconstruct import reconstruct
 
     plan = _grouped_plan(path) if path in GROUPED else _plan(path)

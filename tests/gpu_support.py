@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dquantcodec.codec import Codec, Pages
 from dquantcodec.cuda import group_tables, launches, nvrtc, params, sources, tables, trellis_tables
 from dquantcodec.errors import DeviceError
-from dquantcodec.page import PageLayout
+from dquantcodec.page_layout import PageLayout
 from dquantcodec.plan import Plan
 
 #: What makes a host of the device's code; not part of the wheel.

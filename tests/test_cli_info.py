@@ -110,12 +110,12 @@ def test_verify_finds_a_changed_byte(coded: Path, capsys: pytest.CaptureFixture[
 
 #: Never needed to say what a file holds, and slow to load.
 HEAVY = (
-    "numba", "llvmlite", "scipy", "torch", "cupy", "safetensors", "tqdm", "zstandard", "ml_dtypes", "statistics",
-    "dquantcodec.codec", "dquantcodec.rotate", "dquantcodec.drift", "dquantcodec.file.verify",
+    "numpy", "numba", "llvmlite", "scipy", "torch", "cupy", "safetensors", "tqdm", "zstandard", "ml_dtypes",
+    "statistics", "dquantcodec.codec", "dquantcodec.rotate", "dquantcodec.drift", "dquantcodec.file.verify",
     "dquantcodec.tensors.source", "dquantcodec.cli.compress",
 )  # fmt: skip
 #: Nor these to help with the command line.
-PLAIN = (*HEAVY, "numpy", "google_crc32c", "json", "inspect")
+PLAIN = (*HEAVY, "google_crc32c", "json", "inspect")
 
 
 @pytest.mark.parametrize(
@@ -123,16 +123,30 @@ PLAIN = (*HEAVY, "numpy", "google_crc32c", "json", "inspect")
     [
         (("--help",), (*PLAIN, "dquantcodec.profile", "dquantcodec.cli.info")),
         (("--version",), (*PLAIN, "dquantcodec.profile", "dquantcodec.cli.info")),
-        (("compress", "--help"), ("numpy", *HEAVY[:-1])),
-        (("doctor", "--help"), ("numpy", *HEAVY)),
-        (("completion", "bash"), ("numpy", *HEAVY[:-1])),
+        (("compress", "--help"), HEAVY[:-1]),
+        (("doctor", "--help"), HEAVY),
+        (("completion", "bash"), HEAVY[:-1]),
         (("info", "FILE"), HEAVY),
         (("info", "FILE", "--json"), HEAVY),
+        (("info", "TORN", "--json"), HEAVY),
+        (("info", "DAMAGED", "--json"), HEAVY),
+        # fsspec looks for every compression there is.
+        (("info", "memory://FILE", "--json"), tuple(name for name in HEAVY if name != "zstandard")),
     ],
 )
-def test_light_commands_load_no_heavy_package(coded: Path, argv: tuple[str, ...], absent: tuple[str, ...]) -> None:
+def test_light_commands_load_no_heavy_package(
+    coded: Path, tmp_path: Path, argv: tuple[str, ...], absent: tuple[str, ...]
+) -> None:
+    data = coded.read_bytes()
+    files = {"FILE": coded, "TORN": tmp_path / "torn.dqkv", "DAMAGED": tmp_path / "damaged.dqkv"}
+    files["TORN"].write_bytes(data[:-5000])
+    files["DAMAGED"].write_bytes(data[:4096] + bytes(64) + data[4160:-5000])
     script = (
         "import sys\n"
+        "from pathlib import Path\n"
+        "if sys.argv[2:3] == ['memory://FILE']:\n"
+        "    import fsspec\n"
+        f"    fsspec.filesystem('memory').pipe_file('/FILE', Path({str(coded)!r}).read_bytes())\n"
         "from dquantcodec.cli.main import build_parser, main\n"
         "try:\n"
         "    main(sys.argv[1:])\n"
@@ -141,9 +155,12 @@ def test_light_commands_load_no_heavy_package(coded: Path, argv: tuple[str, ...]
         f"loaded = [name for name in {absent!r} if name in sys.modules]\n"
         "sys.exit(f'loaded: {loaded}' if loaded else 0)\n"
     )
-    result = python("-c", script, *(str(coded) if arg == "FILE" else arg for arg in argv))
+    result = python("-c", script, *(str(files.get(arg, arg)) for arg in argv))
     assert result.returncode == 0, result.stderr
     assert result.stdout
+    if "--json" in argv:
+        found = json.loads(result.stdout)
+        assert found["error"]["code"] == "record-header" if "DAMAGED" in argv else found["torn"] == ("TORN" in argv)
 
 
 def test_the_package_runs_as_a_module() -> None:

@@ -20,7 +20,7 @@ from dquantcodec import arrays, drift, letters, means, prefix, rans, rotate
 from dquantcodec.codec import Codec, Pages
 from dquantcodec.encode import lay_grid, page_exponent
 from dquantcodec.errors import CapacityError, ChecksumError, FormatError, InputError, LimitError
-from dquantcodec.page import PageLayout
+from dquantcodec.page_layout import PageLayout
 from dquantcodec.plan import StreamPlan, budget, make_plan
 from dquantcodec.profile import PROFILES, Profile, StreamProfile
 

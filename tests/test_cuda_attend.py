@@ -26,7 +26,7 @@ from dquantcodec.cuda import attend as device_attend
 from dquantcodec.cuda import attend_launch, nvrtc
 from dquantcodec.errors import InputError, UnsupportedError
 from dquantcodec.letters import letter_table
-from dquantcodec.page import PageLayout
+from dquantcodec.page_layout import PageLayout
 from dquantcodec.plan import make_plan
 from dquantcodec.prefix import prefix_table
 from dquantcodec.rotate import rotate

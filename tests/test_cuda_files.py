@@ -89,14 +89,14 @@ def test_the_commands(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     names = [f"layers.{layer}.{kind}" for layer in range(5) for kind in ("key", "value")]
     spread = np.exp(rng.standard_normal((1, 4, 1, 128)))
-    save_file(
-        {name: (rng.standard_normal((2, 4, 1301, 128)) * spread).astype(np.float16) for name in names},
-        tmp_path / "in.safetensors",
-    )
+    arrays = {name: (rng.standard_normal((2, 4, 1801, 128)) * spread).astype(np.float16) for name in names}
+    save_file({name: array[:, :, :1301].copy() for name, array in arrays.items()}, tmp_path / "in.safetensors")
+    save_file(arrays, tmp_path / "all.safetensors")
     decoded = []
     for device in ("cpu", "cuda"):
         coded, back = tmp_path / f"{device}.dqkv", tmp_path / f"{device}.safetensors"
         assert main(["compress", str(tmp_path / "in.safetensors"), str(coded), "--device", device]) == 0
+        assert main(["append", str(tmp_path / "all.safetensors"), str(coded), "--whole", "--device", device]) == 0
         assert main(["decompress", str(coded), str(back), "--device", device]) == 0
         decoded.append(load_file(back))
     sizes = {path.stat().st_size for path in tmp_path.glob("*.dqkv")}

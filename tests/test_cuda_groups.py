@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dquantcodec import Codec, fit_plan
 from dquantcodec.codec import Pages, decode_levels, read_kind
 from dquantcodec.cuda import group_decode, launches, nvrtc, params
-from dquantcodec.page import KINDS
+from dquantcodec.page_layout import KINDS
 from dquantcodec.plan import Plan
 
 BUILDS = str(Path(__file__).parent.parent / ".pytest_cache" / "device-kernels")

@@ -18,7 +18,7 @@ from dquantcodec.cuda import group_tables, launches
 from dquantcodec.fit import fit_plan
 from dquantcodec.grid import ONE
 from dquantcodec.group_drift import group_ladder
-from dquantcodec.page import KINDS
+from dquantcodec.page_layout import KINDS
 from dquantcodec.profile import PROFILES
 
 #: The default profile with the trellis that no named one has.

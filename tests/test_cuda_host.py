@@ -17,7 +17,7 @@ from dquantcodec.codec import Pages
 from dquantcodec.cuda import launches, params, tables
 from dquantcodec.letters import pack
 from dquantcodec.mid_tread import mid_tread
-from dquantcodec.page import KINDS
+from dquantcodec.page_layout import KINDS
 from dquantcodec.plan import budget
 from dquantcodec.profile import PROFILES, Profile, StreamProfile
 

@@ -345,7 +345,7 @@ def test_many_records_are_followed_in_linear_time(tmp_path: Path) -> None:
     """Rows, pages over the last of them, and rewinds, in the orders that would make a careless reader walk back."""
     layers = [LAYERS[0]]
     full = write(tmp_path / "y.dqkv", layers, tensors(layers, 33), recent=1, sinks=0)
-    rules = RecordRules(parse_header(np.frombuffer(full, np.uint8)))
+    rules = RecordRules(parse_header(memoryview(full)))
 
     def record(kind: int, first: int, tokens: int) -> Record:
         return Record(0, s.RecordHeader(kind, 0, first, tokens, 0, 0, b"", 0))
@@ -511,7 +511,7 @@ def test_rows_come_back_whatever_they_hold(dtype: Any, values: int) -> None:
         rows = np.frombuffer(raw, dtype).reshape(values, 1, 1)
         encoding, block = encode_rows(rows)
         assert len(block) <= size
-        again = decode_rows(encoding, np.frombuffer(block, np.uint8), (values, 1, 1), np.dtype(dtype))
+        again = decode_rows(encoding, memoryview(block), (values, 1, 1), np.dtype(dtype))
         assert again.tobytes() == raw
 
 

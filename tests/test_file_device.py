@@ -166,19 +166,24 @@ def test_a_full_disk_leaves_nothing(
 def test_the_commands_give_what_the_cpu_gives(tmp_path: Path, stand_in: type[DeviceCodec]) -> None:
     rng = np.random.default_rng(5)
     names = [f"layers.{layer}.{kind}" for layer in (0, 3) for kind in ("key", "value")]
-    save_file(
-        {name: rng.standard_normal((2, 2, 401, 64)).astype(np.float16) for name in names}, tmp_path / "in.safetensors"
-    )
+    arrays = {name: rng.standard_normal((2, 2, 930, 64)).astype(np.float16) for name in names}
+    save_file({name: array[:, :, :401].copy() for name, array in arrays.items()}, tmp_path / "in.safetensors")
+    save_file(arrays, tmp_path / "all.safetensors")
     stored, decoded = [], []
     for where in ("cpu", "cuda"):
         coded, back = tmp_path / f"{where}.dqkv", tmp_path / f"{where}.safetensors"
         common = ["--device", where, "--threads", "2", "--quiet"]
         assert main(["compress", str(tmp_path / "in.safetensors"), str(coded), *common]) == 0
+        stand_in.most = 0
+        assert main(["append", str(tmp_path / "all.safetensors"), str(coded), "--whole", *common]) == 0
+        assert (stand_in.most > 0) == (where == "cuda")
         assert main(["decompress", str(coded), str(back), *common]) == 0
         with dq.open(coded) as file:
-            stored.append([layer.pages().data for sequence in file.sequences for layer in sequence.layers])
+            layers = [layer for sequence in file.sequences for layer in sequence.layers]
+            assert {layer.tokens for layer in layers} == {930}
+            stored.append([run.pages.data for layer in layers for run in layer.page_runs()])
         decoded.append(load_file(back))
-    assert all((a == b).all() for a, b in zip(*stored))
+    assert all((a == b).all() for a, b in zip(*stored, strict=True))
     assert all(same(decoded[0][name], decoded[1][name]) for name in names)
     assert stand_in.most <= hosted.LANES
 
@@ -199,7 +204,7 @@ def test_a_device_that_is_missing_is_one_line(
     names = (f"layers.0.{kind}" for kind in ("key", "value"))
     save_file(dict(zip(names, pairs[0])), tmp_path / "in.safetensors")  # type: ignore[arg-type]
     before = sorted(tmp_path.iterdir())
-    for command in ("compress", "decompress"):
+    for command in ("compress", "decompress", "append"):
         arguments = [command, str(tmp_path / "in.safetensors"), str(tmp_path / "out.safetensors"), "--device"]
         assert main([*arguments, "cuda"]) == 1
         assert "CuPy" in (said := complaint(capsys)) and said.endswith("[device-cupy]\n")

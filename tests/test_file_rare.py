@@ -20,7 +20,8 @@ from dquantcodec.file.disk import DiskFile
 from dquantcodec.file.info import Info
 from dquantcodec.file.resharding import reshard
 from dquantcodec.file.scan import read_log, walk
-from dquantcodec.page import PageLayout, cut_page
+from dquantcodec.page import cut_page
+from dquantcodec.page_layout import PageLayout
 from dquantcodec.plan import make_plan
 from dquantcodec.testing.files import cut_rows, file_bytes, layers_of, reader_of, rows_of, small_plan
 
@@ -82,10 +83,10 @@ def test_records_are_searched_for_in_portions(tmp_path: Path, monkeypatch: pytes
     data[offsets[2] : offsets[2] + 64] = data[offsets[0] : offsets[0] + 64]
     data[offsets[1]] ^= 1
     monkeypatch.setattr(scan, "SEARCH_BYTES", s.BLOCK)
-    found = [r.header.number for r in scan.later_records(np.frombuffer(bytes(data), np.uint8), rules, offsets[1], 1)]
+    found = [r.header.number for r in scan.later_records(memoryview(bytes(data)), rules, offsets[1], 1)]
     assert found == [3, 4]
     with pytest.raises(ChecksumError) as caught:
-        read_log(np.frombuffer(bytes(data[: offsets[-1]]), np.uint8), rules)
+        read_log(memoryview(bytes(data[: offsets[-1]])), rules)
     assert caught.value.code == "record-header" and caught.value.where["offset"] == offsets[1]
 
 
@@ -336,5 +337,13 @@ def test_a_plane_shorter_than_its_frame_claims_is_refused(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(zstandard, "ZstdDecompressor", Short)
     with pytest.raises(ChecksumError) as caught:
-        rows.decode_rows(encoding, np.frombuffer(block, np.uint8), values.shape, values.dtype)
+        rows.decode_rows(encoding, memoryview(block), values.shape, values.dtype)
     assert caught.value.code == "rows-frame"
+
+
+@pytest.mark.parametrize("size", [0, 1, s._PIECE - 1, s._PIECE, s._PIECE + 1, 3 * s._PIECE + 5])
+def test_checksums_of_views_and_arrays_are_those_of_bytes(size: int) -> None:
+    array = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    for before in (0, 0xE3069283):
+        want = s.crc32c(array.tobytes(), before)
+        assert s.crc32c(memoryview(array), before) == s.crc32c(array, before) == want

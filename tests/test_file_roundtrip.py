@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import dquantcodec.file as dqkv
 from dquantcodec.errors import IdentityError, InputError
 from dquantcodec.file import Layer, create
-from dquantcodec.page import PageLayout
+from dquantcodec.page_layout import PageLayout
 
 GEOMETRIES = [
     Layer(1, 1, "float32", SMALL),
@@ -255,7 +255,7 @@ def test_decoded_rows_are_kept_within_bounds(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("dquantcodec.file.payload.ROWS_CACHE_BYTES", 30_000)
     with dqkv.open(tmp_path / "x.dqkv") as reader:
         assert same(reader.layers[0].key[:], np.asarray(pairs[0][0]))
-        assert 0 < sum(rows.nbytes for rows in reader._payload._rows.values()) <= 30_000
+        assert 0 < sum(rows.nbytes for rows in reader._opened.payload()._rows.values()) <= 30_000
         assert same(reader.layers[0].key[5], np.asarray(pairs[0][0])[5])
 
 

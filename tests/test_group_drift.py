@@ -18,9 +18,10 @@ from dquantcodec.codec import Codec
 from dquantcodec.errors import CapacityError
 from dquantcodec.fit import fit_plan
 from dquantcodec.grid import ONE
+from dquantcodec.group_arrays import group_arrays
 from dquantcodec.group_drift import UNREACHABLE, drift_grouped, group_ladder
 from dquantcodec.group_grid import FARTHEST, fit_scale, grouped_positions, grouped_scale, nearest_levels
-from dquantcodec.grouping import Grouping, Levels, Table, group_arrays
+from dquantcodec.grouping import Grouping, Levels, Table
 from dquantcodec.plan import Plan, StreamPlan, grouped
 from dquantcodec.profile import PROFILES
 from dquantcodec.testing import groups as slow

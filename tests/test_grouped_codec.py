@@ -21,7 +21,7 @@ from dquantcodec.fit import fit_plan
 from dquantcodec.grid import ONE
 from dquantcodec.group_drift import drift_grouped
 from dquantcodec.group_grid import grouped_positions, grouped_scale
-from dquantcodec.page import PageLayout
+from dquantcodec.page_layout import PageLayout
 from dquantcodec.plan import Plan, StreamPlan, make_plan
 from dquantcodec.profile import PROFILES, Profile
 from dquantcodec.testing import groups as slow

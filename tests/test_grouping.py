@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from dquantcodec import tables
 from dquantcodec.classes import COUNT, classes
 from dquantcodec.errors import InputError
+from dquantcodec.group_arrays import group_arrays, table_lengths
 from dquantcodec.group_grid import nearest_levels
 from dquantcodec.group_prefix import group_tables
-from dquantcodec.grouping import Grouping, Levels, Table, group_arrays, table_lengths
+from dquantcodec.grouping import Grouping, Levels, Table
 from dquantcodec.profile import SOURCES
 from dquantcodec.testing import groups as slow
 

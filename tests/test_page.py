@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dquantcodec.codec import Codec, Pages
-from dquantcodec.page import ALIGNMENT, KindFields, PageLayout, page_exponents, read_kind, write_page
+from dquantcodec.page import KindFields, page_exponents, read_kind, write_page
+from dquantcodec.page_layout import ALIGNMENT, PageLayout
 from dquantcodec.plan import Plan, make_plan
 from dquantcodec.profile import PROFILES, Profile, StreamProfile
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dquantcodec.errors import CapacityError, DQuantError, InputError, LimitError
-from dquantcodec.page import PageLayout
+from dquantcodec.page_layout import PageLayout
 from dquantcodec.plan import budget, make_plan, overhead_bits
 from dquantcodec.profile import DEFAULT_PROFILE, PROFILES, Profile, StreamProfile
 

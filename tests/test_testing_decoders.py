@@ -17,7 +17,7 @@ import pytest
 from dquantcodec.codec import Codec, Pages
 from dquantcodec.cuda import launches
 from dquantcodec.file import Layer, create
-from dquantcodec.page import KINDS
+from dquantcodec.page_layout import KINDS
 from dquantcodec.plan import Plan
 from dquantcodec.testing import properties
 from dquantcodec.testing.strategies import PageCase

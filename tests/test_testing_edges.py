@@ -12,9 +12,9 @@ from dquantcodec.file.header import parse_header
 from dquantcodec.file.info import Info
 from dquantcodec.file.records import Record, RecordRules
 from dquantcodec.file.structs import MAX_JSON_DEPTH, MAX_RUN, PAGES, RecordHeader
+from dquantcodec.group_arrays import group_arrays
 from dquantcodec.group_drift import drift_grouped
 from dquantcodec.group_grid import grouped_positions, grouped_scale
-from dquantcodec.grouping import group_arrays
 from dquantcodec.plan import StreamPlan, budget, grouped, make_plan
 from dquantcodec.profile import Profile, StreamProfile
 from dquantcodec.testing import ContainerPlan, library_decode, plain_decode, plain_encode
@@ -134,7 +134,7 @@ def test_json_may_be_nested_sixteen_deep_and_no_deeper() -> None:
 
 
 def test_a_record_holds_so_many_windows_and_no_more() -> None:
-    rules = RecordRules(parse_header(np.frombuffer(file_bytes(["rotated"], 0), np.uint8)))
+    rules = RecordRules(parse_header(memoryview(file_bytes(["rotated"], 0))))
     window = rules.run.window
 
     def check(windows: int) -> None:

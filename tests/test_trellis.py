@@ -29,8 +29,9 @@ from dquantcodec.file.info import Info
 from dquantcodec.file.structs import crc32c
 from dquantcodec.fit import fit_plan, zero_bits
 from dquantcodec.grid import ONE
+from dquantcodec.group_arrays import group_arrays, table_lengths
 from dquantcodec.group_grid import grouped_positions, grouped_scale
-from dquantcodec.grouping import Grouping, Levels, group_arrays, table_lengths
+from dquantcodec.grouping import Grouping, Levels
 from dquantcodec.page import read_kind
 from dquantcodec.plan import Plan, StreamPlan, budget
 from dquantcodec.profile import PROFILES, ClassRule, Profile, StreamProfile
@@ -330,7 +331,7 @@ def header_of(states: int) -> bytes:
 @pytest.mark.parametrize("states", [4, 8])
 def test_header_brings_groupings_back(states: int) -> None:
     plan = plan_of(states, 2, 64, 2)
-    read = parse_header(np.frombuffer(header_of(states), np.uint8)).layers[0].plan
+    read = parse_header(memoryview(header_of(states))).layers[0].plan
     assert read is not None
     for ours, theirs in ((plan.key, read.key), (plan.value, read.value)):
         a, b = grouping_of(ours), grouping_of(theirs)
@@ -341,12 +342,12 @@ def test_header_brings_groupings_back(states: int) -> None:
         assert (a.order == b.order).all() and (a.choice == b.choice).all()
 
 
-def crafted(data: bytes, at: int, *change: int) -> NDArray[np.uint8]:
+def crafted(data: bytes, at: int, *change: int) -> memoryview:
     """``data`` with bytes replaced and its checksum made right again."""
     block = bytearray(data)
     block[at : at + len(change)] = bytes(change)
     block[124:128] = crc32c(bytes(block[128:]), crc32c(bytes(block[:124]))).to_bytes(4, "little")
-    return np.frombuffer(bytes(block), np.uint8)
+    return memoryview(bytes(block))
 
 
 @pytest.mark.parametrize(

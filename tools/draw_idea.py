@@ -24,7 +24,7 @@ from dquantcodec.encode import prepare
 from dquantcodec.grid import nearest_levels
 from dquantcodec.layer_report import expected_levels
 from dquantcodec.letters import letter_table, pack
-from dquantcodec.page import PageLayout
+from dquantcodec.page_layout import PageLayout
 from dquantcodec.plan import make_plan
 from dquantcodec.profile import Profile
 from dquantcodec.rotate import rotate

@@ -15,7 +15,7 @@ from vector_files import FILE_ID, File, by_groups, grouping, levels_of, put, rot
 
 from dquantcodec.file import Layer
 from dquantcodec.file import structs as s
-from dquantcodec.page import PageLayout
+from dquantcodec.page_layout import PageLayout
 
 #: Keys prefix, values rans: two letter tables.
 PLAN = rotated(2, 6, stream(2, 6, "prefix"), stream(2, 6))

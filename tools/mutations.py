@@ -132,7 +132,7 @@ MUTATIONS = (
     Mutation("streams that are too long stay empty", "dquantcodec/encode.py", "        while over.any():",
              "        while False:", EDGES + " -k too_short"),
     # pages and reconstruction
-    Mutation("page heads are not aligned", "dquantcodec/page.py", "head_bytes=-(-at // ALIGNMENT) * ALIGNMENT,",
+    Mutation("page heads are not aligned", "dquantcodec/page_layout.py", "head_bytes=-(-at // ALIGNMENT) * ALIGNMENT,",
              "head_bytes=at,", PAGES),
     Mutation("old memory stays in pages", "dquantcodec/page.py", "    page[:] = 0\n", "", PAGE_ENCODER),
     Mutation("words in the byte order of another machine", "dquantcodec/page.py",
@@ -191,9 +191,10 @@ MUTATIONS = (
     Mutation("deep JSON is parsed", "dquantcodec/file/info.py",
              "if _depth(text) > MAX_JSON_DEPTH:\n                raise", "if False:\n                raise", EDGES),
     Mutation("an index for another length is used", "dquantcodec/file/scan.py",
-             "or trailer.file_bytes != data.size or", "or", CRAFTED + " -k lying_trailers"),
+             "or trailer.file_bytes != data.nbytes or", "or", CRAFTED + " -k lying_trailers"),
     Mutation("padding is not verified", "dquantcodec/file/verify.py",
-             "if data[record.payload + start : record.payload + stop].any():", "if False:", EDGES),
+             "if np.frombuffer(data[record.payload + start : record.payload + stop], np.uint8).any():", "if False:",
+             EDGES),
     Mutation("a class may be rarer in the middle", "dquantcodec/grouping.py",
              "            and max(self.weights) == upper[0]\n", "", GROUPED),
 )  # fmt: skip

@@ -27,7 +27,7 @@ from vector_files import (
 )
 
 from dquantcodec.file import Layer, append, create
-from dquantcodec.page import PageLayout
+from dquantcodec.page_layout import PageLayout
 from dquantcodec.plan import Plan
 
 #: A coded layer of two heads of six values; most vectors about records use it.

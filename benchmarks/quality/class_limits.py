@@ -32,8 +32,9 @@ from numpy.typing import NDArray
 
 from dquantcodec import PROFILES, Codec, Profile, classes, encode, fit, table_choice
 from dquantcodec.grid import ONE, row_squares
+from dquantcodec.group_arrays import group_arrays
 from dquantcodec.group_grid import grouped_positions
-from dquantcodec.grouping import MAX_GROUP_LETTERS, Grouping, group_arrays
+from dquantcodec.grouping import MAX_GROUP_LETTERS, Grouping
 from dquantcodec.plan import Plan, StreamPlan
 from dquantcodec.profile import SOURCES, ClassRule
 

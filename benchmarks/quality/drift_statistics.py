@@ -20,7 +20,7 @@ from dquantcodec import PROFILES, Codec
 from dquantcodec.encode import prepare
 from dquantcodec.grid import ONE
 from dquantcodec.letters import letter_table, pack
-from dquantcodec.page import KINDS
+from dquantcodec.page_layout import KINDS
 from dquantcodec.plan import Plan, StreamPlan, budget
 
 #: The appendix: shares of changed symbols, excess bits of the analytic model; Qwen3-8B.

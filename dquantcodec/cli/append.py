@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DQuantError, InputError
 from ..urls import is_url, refuse_appending
-from .compress import add_nonfinite, copy_tokens, tell_replaced
+from .compress import add_nonfinite, copy_tokens, reading_threads, tell_replaced
 from .console import Console, count, size
 from .info import collect_file
 from .options import (
     CommandParser,
+    add_device,
     add_source_options,
     add_threads,
+    check_device,
     check_source_options,
     common_options,
     naming,
@@ -53,6 +55,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--whole", action="store_true", help="skip as many tokens of IN as FILE holds")
     add_nonfinite(parser)
     add_threads(parser)
+    add_device(parser, "encode")
     add_source_options(parser)
     parser.set_defaults(run=lambda args, console: run(parser, args, console))
 
@@ -66,6 +69,7 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
     check_source_options(parser, args)
     if is_url(args.file):
         raise refuse_appending(args.file)
+    check_device(args)
     with naming(args.file), open_file(args.file) as reader:
         _check_reader(reader)
         before = [sequence.tokens for sequence in reader.sequences]
@@ -83,16 +87,18 @@ def run(parser: CommandParser, args: argparse.Namespace, console: Console) -> in
                 code="append-tokens",
                 path=args.source,
             )
-        prepare_kernels(console, ENCODE, path_of(reader))
+        if args.device == "cpu":
+            prepare_kernels(console, ENCODE, path_of(reader))
     began = perf_counter()
     added = sum(source.tokens - first for first in skipped)
     with (
         naming(args.file),
         _taken_back(args.file, before, console),
         progress(console, "appending", added * source.token_bytes) as advance,
-        append_to(args.file, threads=threads(args)) as writer,
+        append_to(args.file, threads=threads(args), device=args.device) as writer,
     ):
-        replaced = copy_tokens(source, _Places(writer, reader), args.nonfinite, advance, skipped)
+        readers = reading_threads(args.device, threads(args))
+        replaced = copy_tokens(source, _Places(writer, reader), args.nonfinite, advance, skipped, readers)
     seconds = perf_counter() - began
     tell_replaced(replaced, args.nonfinite, console)
     if console.json:

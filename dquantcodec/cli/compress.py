@@ -234,9 +234,13 @@ def encode_source(
             device=settings.device,
         ) as writer,
     ):
-        # With a device at work, this machine's cores are free to read what it needs next.
-        readers = settings.threads if settings.device != "cpu" else 0
+        readers = reading_threads(settings.device, settings.threads)
         return copy_tokens(source, writer, settings.nonfinite, advance, [0] * source.sequences, readers)
+
+
+def reading_threads(device: str, threads: int) -> int:
+    """Threads that read ahead: with a device at work, this machine's cores are free to read what it needs next."""
+    return 0 if device == "cpu" else threads
 
 
 def _file_layer(layer: KVLayer, source: KVSource, settings: Settings) -> Any:

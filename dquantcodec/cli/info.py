@@ -46,7 +46,8 @@ def collect(path: str, reader: Any) -> dict[str, Any]:
 
     sizes = reader.accounting()
     numbers = present_layers(reader)
-    layers = [reader.layers[place] for place in numbers.values()]
+    every = reader.contents
+    layers = [every[place] for place in numbers.values()]
     source = recorded_source(reader.metadata)
     return {
         "file": path,
@@ -55,7 +56,7 @@ def collect(path: str, reader: Any) -> dict[str, Any]:
         "profile": ", ".join(profile_names(reader)),
         "layers": len(numbers),
         "layer_numbers": list(numbers),
-        "exact_layers": [number for number, place in numbers.items() if reader.layers[place].spec.storage == "exact"],
+        "exact_layers": [number for number, place in numbers.items() if every[place].spec.storage == "exact"],
         "sequences": len(reader.sequences),
         "tokens": max(sequence.tokens for sequence in reader.sequences),
         "tokens_by_sequence": [sequence.tokens for sequence in reader.sequences],

@@ -245,7 +245,7 @@ class Outcome:
     @staticmethod
     def of(sample: Any, plan: Plan) -> Outcome:
         from ..allocate import coding_errors
-        from ..page import PageLayout
+        from ..page_layout import PageLayout
 
         bits = 8 * PageLayout.of(plan).page_bytes / (2 * plan.values * plan.window)
         return Outcome(bits, math.sqrt(sum(coding_errors(sample, plan))))

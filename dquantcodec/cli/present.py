@@ -14,7 +14,7 @@ def present_layers(reader: Any, wanted: Sequence[int] | None = None) -> dict[int
 
     there = {
         layer.index if layer.spec.number is None else layer.spec.number: layer.index
-        for layer in reader.layers
+        for layer in reader.contents
         if layer.spec.storage != "absent"
     }
     missing = [number for number in wanted or () if number not in there]
@@ -27,5 +27,5 @@ def present_layers(reader: Any, wanted: Sequence[int] | None = None) -> dict[int
 
 def profile_names(reader: Any) -> list[str]:
     """Names of the profiles that coded layers use, ``"exact"`` if there are none."""
-    names = {plan.profile_name for layer in reader.layers for plan in layer.plans}
+    names = {plan.profile_name for layer in reader.contents for plan in layer.plans}
     return sorted(names) or ["exact"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..layer_report import KindSums
-from ..page import KINDS
+from ..page_layout import KINDS
 from ..report_page import Facts, LayerPage, page
 from .console import size
 from .present import present_layers, profile_names

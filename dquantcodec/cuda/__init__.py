@@ -6,23 +6,14 @@ itself is in ``gpu/include/dquant``: headers that other programs can include wit
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import on_first_use
 
 if TYPE_CHECKING:
     from .cache import Cache
     from .codec import Codec
 
-_HOMES = {"Cache": "cache", "Codec": "codec"}
-
 __all__ = ["Cache", "Codec"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+__getattr__, __dir__ = on_first_use(__name__, {"Cache": "cache", "Codec": "codec"})

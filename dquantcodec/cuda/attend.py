@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DeviceError, InputError
-from ..page import PageLayout
+from ..page_layout import PageLayout
 from ..plan import Plan
 from .arrays import View, view
 from .attend_launch import FINISH_THREADS, AttendLaunch, AttendShape, attend_launch, attend_memory, attend_params

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import UnsupportedError
 from ..letters import letter_table
-from ..page import KINDS, PageLayout
+from ..page_layout import KINDS, PageLayout
 from ..plan import Plan, StreamPlan
 from ..prefix import LENGTH_BITS, prefix_table
 from ..profile import TILE

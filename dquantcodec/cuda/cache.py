@@ -13,7 +13,7 @@ import numpy as np
 
 from ..codec import Pages
 from ..errors import InputError
-from ..page import KINDS
+from ..page_layout import KINDS
 from . import arrays, params
 from .codec import Codec
 from .device import cupy, kernel, stream_of

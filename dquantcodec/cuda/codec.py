@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 from ..arrays import as_floats, check_finite, to_float32
 from ..codec import Pages
 from ..errors import ChecksumError, DeviceError, FormatError, InputError
-from ..page import KINDS, PageLayout
+from ..page_layout import KINDS, PageLayout
 from ..plan import Plan, StreamPlan, plan_of
 from ..profile import DEFAULT_PROFILE, Profile
 from ..status import EXPLANATIONS, REASONS

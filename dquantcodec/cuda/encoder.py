@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..page import PageLayout
+from ..page_layout import PageLayout
 from ..plan import Plan, StreamPlan
 from ..profile import TILE
 from . import params

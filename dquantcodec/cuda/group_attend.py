@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UnsupportedError
+from ..group_arrays import group_arrays
 from ..group_prefix import group_tables
-from ..grouping import MAX_GROUP_LETTERS, group_arrays
+from ..grouping import MAX_GROUP_LETTERS
 from ..letters import letter_table
-from ..page import KINDS
+from ..page_layout import KINDS
 from ..plan import Plan, StreamPlan
 from ..prefix import LENGTH_BITS, prefix_table
 from ..trellis import state_bits

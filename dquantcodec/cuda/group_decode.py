@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..group_arrays import group_arrays
 from ..group_prefix import group_tables
-from ..grouping import MAX_FIELDS, MAX_GROUP_LETTERS, Grouping, group_arrays
+from ..grouping import MAX_FIELDS, MAX_GROUP_LETTERS, Grouping
 from ..plan import Plan, StreamPlan
 from ..prefix import LENGTH_BITS
 from ..profile import TILE

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from ..errors import UnsupportedError
 from ..grid import ONE
+from ..group_arrays import group_arrays
 from ..group_drift import GroupLadder, group_ladder
 from ..group_grid import GAIN_ONE, inverse_reach
 from ..group_prefix import group_tables
-from ..grouping import MAX_FIELDS, MAX_GROUP_LETTERS, Grouping, Levels, group_arrays
+from ..grouping import MAX_FIELDS, MAX_GROUP_LETTERS, Grouping, Levels
 from ..plan import StreamPlan
 from ..profile import TILE
 

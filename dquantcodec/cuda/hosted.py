@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..arrays import BFLOAT16, as_tensors, check_dtype, check_finite, to_float32
 from ..codec import Pages
-from ..page import KINDS, PageLayout
+from ..page_layout import KINDS, PageLayout
 from ..plan import Plan
 from .codec import Codec, device_number, raise_statuses
 from .device import cupy, device

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..page import PageLayout, StreamLayout
+from ..page_layout import PageLayout, StreamLayout
 from ..plan import Plan
 
 KIND_LAYOUT = np.dtype(

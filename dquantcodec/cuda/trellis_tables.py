@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UnsupportedError
+from ..group_arrays import group_arrays
 from ..group_drift import check_zeros
 from ..group_grid import GAIN_ONE, inverse_reach
 from ..group_prefix import group_tables
-from ..grouping import group_arrays
 from ..plan import StreamPlan
 from ..profile import TILE
 from ..trellis_drift import path_rates, walk

@@ -5,8 +5,9 @@ Names are loaded on first use, so that importing the package costs nothing and l
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ..lazy import on_first_use
 
 if TYPE_CHECKING:
     from .appending import append
@@ -18,17 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Layer", "append", "create", "open", "repack", "reshard"]
 
-_HOMES = {
-    "Layer": "layer",
-    "append": "appending",
-    "create": "creating",
-    "open": "reader",
-    "repack": "repacking",
-    "reshard": "resharding",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __dir__ = on_first_use(
+    __name__,
+    {
+        "Layer": "layer",
+        "append": "appending",
+        "create": "creating",
+        "open": "reader",
+        "repack": "repacking",
+        "reshard": "resharding",
+    },
+)

@@ -6,12 +6,12 @@ A file keeps each class once; groupings name them by number.  Letter tables are 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from struct import pack, unpack
 
 from ..errors import FormatError, InputError, LimitError, UnsupportedError
-from ..grouping import MAX_FIELDS, MAX_GROUPS, MAX_TABLES, Grouping, Levels, Table
+from ..grouping import MAX_FIELDS, MAX_GROUPS, MAX_TABLES, Channels, Grouping, Levels, Table
 from ..plan import MAX_HEAD_DIM, MAX_HEADS, MAX_VALUES, Plan
+from ..stored import Integers
 from .structs import CLASS, GROUPING, GROUPING_TABLE, MAX_FILE_CLASSES, QUANTISERS, STEP, align
 
 #: Places of a table without a class.
@@ -35,7 +35,7 @@ def pack_groupings(groupings: Sequence[Grouping]) -> tuple[list[bytes], list[byt
 
 def _pack_class(levels: Levels) -> bytes:
     sets = (levels.weights, levels.second) if levels.second else (levels.weights,)
-    upper = b"".join(np.array(weights[levels.most :], "<u2").tobytes() for weights in sets)
+    upper = b"".join(_u16(*weights[levels.most :]) for weights in sets)
     return _padded(CLASS.pack(levels.most, len(sets) - 1, levels.gain) + upper)
 
 
@@ -57,6 +57,10 @@ def _pack_grouping(grouping: Grouping, numbers: Sequence[int]) -> bytes:
     return _padded(start + tables + shapes + heads.tobytes() + grouping.choice.tobytes() + places.tobytes())
 
 
+def _u16(*numbers: int) -> bytes:
+    return pack(f"<{len(numbers)}H", *numbers)
+
+
 def _padded(data: bytes) -> bytes:
     return data.ljust(align(len(data), STEP), b"\0")
 
@@ -72,7 +76,7 @@ def parse_classes(block: bytes, offset: int, count: int, end: int) -> tuple[list
     for number in range(count):
         take = _Taker(block, offset, end, f"class {number}")
         most, dependent, gain = CLASS.unpack(take(CLASS.size))
-        sets = [np.frombuffer(take(2 * (most + 1)), "<u2").tolist() for _ in range(2 if dependent == 1 else 1)]
+        sets = [unpack(f"<{most + 1}H", take(2 * (most + 1))) for _ in range(2 if dependent == 1 else 1)]
         offset = take.close(dependent > 1)
         weights, *second = [(*upper[:0:-1], *upper) for upper in sets]
         try:
@@ -119,15 +123,16 @@ def parse_groupings(
                     number=number,
                 )
             stored_tables.append(Table(tuple(used.setdefault(c, len(used)) for c in named), precision))
-        shapes = np.frombuffer(take(2 * groups), np.uint8).reshape(-1, 2).tolist()
-        head = np.frombuffer(take(2 * heads), "<u2").astype(np.int64)
-        choice = np.frombuffer(take(heads * groups), np.uint8).reshape(heads, groups)
+        shapes = take(2 * groups)
+        head = unpack(f"<{heads}H", take(2 * heads))
+        choice = Integers(take(heads * groups), "B", (heads, groups))
         wide = dim > 256
-        places = np.frombuffer(take(heads * coded * (1 + wide)), "<u2" if wide else "u1").reshape(heads, coded)
+        places = Integers(take(heads * coded * (1 + wide)), "H" if wide else "B", (heads, coded))
         offset = take.close(any(reserved))
-        if head.max() >= heads or places.max() >= dim:
+        last = max(places.numbers())
+        if max(head) >= heads or last >= dim:
             raise FormatError(
-                f"grouping {number} names head {head.max()} of {heads} or channel {places.max()} of {dim}",
+                f"grouping {number} names head {max(head)} of {heads} or channel {last} of {dim}",
                 code="grouping-order",
                 number=number,
             )
@@ -136,10 +141,10 @@ def parse_groupings(
                 head_dim=dim,
                 classes=tuple(classes[c] for c in used),
                 tables=tuple(stored_tables),
-                letters=tuple(letters for letters, _ in shapes),
-                fields=tuple(fields for _, fields in shapes),
-                choice=choice,
-                order=(head[:, None] * dim + places).astype(np.uint16),
+                letters=tuple(shapes[::2]),
+                fields=tuple(shapes[1::2]),
+                choice=choice.as_array(),
+                order=Channels(head, places, dim).as_array(),
                 states=states_of[quantiser],
             )
         except InputError as error:

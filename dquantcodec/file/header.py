@@ -245,8 +245,8 @@ def _checked_block(data: Bytes) -> bytes:
         )
     if size < BLOCK or size % BLOCK:
         raise FormatError(f"the header says it takes {size} bytes, no multiple of {BLOCK}", code="header-length")
-    if size > data.size:
-        raise TruncatedError(f"the file has {data.size} bytes, its header alone {size}", code="header-truncated")
+    if size > data.nbytes:
+        raise TruncatedError(f"the file has {data.nbytes} bytes, its header alone {size}", code="header-truncated")
     block = data[:size].tobytes()
     if _block_crc(block) != int.from_bytes(block[_CRC], "little"):
         raise ChecksumError("the header's checksum is wrong; the file is damaged, take another copy", code="header-crc")

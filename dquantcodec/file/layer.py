@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, LimitError
 from ..plan import MAX_HEAD_DIM, MAX_HEADS, MAX_VALUES, Plan, make_plan
 from ..profile import DEFAULT_PROFILE, Profile
 from .structs import DTYPES, STORAGES
+
+if TYPE_CHECKING:
+    import numpy as np
 
 KINDS = ("key", "value")
 #: Bytes of a number; NumPy knows those of BF16 only once ml_dtypes is loaded.
@@ -21,6 +22,8 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 def dtype_of(name: str) -> np.dtype[Any]:
     """NumPy dtype of a layer dtype; ``bfloat16`` is ml_dtypes' extension type."""
+    import numpy as np  # geometry and sizes do without
+
     if name == "bfloat16":
         import ml_dtypes
 
@@ -123,6 +126,8 @@ class Layer:
 
         Raises :class:`InputError` (``shard-groups``) where that would cut a head group.
         """
+        if (start, stop) == (0, self.kv_heads):
+            return self
         if self.storage != "coded":
             return replace(self, kv_heads=stop - start)
         pairs = zip(self.plans, self.groups)

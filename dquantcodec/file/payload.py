@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ChecksumError, DQuantError, InputError
+from ..errors import ChecksumError, DQuantError
 from ..plan import Plan
 from .coding import Coding, coding
 from .header import Header
 from .layer import KINDS
+from .located import unless_closed
 from .records import Record, RecordRules, RowsEntry, payload_bytes
 from .rows import decode_rows
 from .runs import RunLayout
@@ -28,11 +29,17 @@ class PayloadReader:
     """The mapped file, what was verified in it, and the codecs its plans ask for.  Threads may share one."""
 
     def __init__(
-        self, path: str, data: Bytes, rules: RecordRules, verify: bool, threads: int = 1, coded: Coding | None = None
+        self,
+        path: str,
+        data: Bytes | None,
+        rules: RecordRules,
+        verify: bool,
+        threads: int = 1,
+        coded: Coding | None = None,
     ) -> None:
         self.path = path
-        self._data: Bytes | None = data
-        self._rules = rules
+        self._data = data
+        self.rules = rules
         self._verify = verify
         self._threads = threads
         self.coding = coded or coding("cpu", threads)
@@ -49,13 +56,11 @@ class PayloadReader:
 
     @property
     def header(self) -> Header:
-        return self._rules.header
+        return self.rules.header
 
     @property
     def data(self) -> Bytes:
-        if self._data is None:
-            raise InputError(f"{self.path}: the reader is closed", code="reader-closed", path=self.path)
-        return self._data
+        return unless_closed(self._data, self.path)
 
     def close(self) -> None:
         self._data = None
@@ -80,7 +85,7 @@ class PayloadReader:
 
     @property
     def run(self) -> RunLayout:
-        return self._rules.run
+        return self.rules.run
 
     def pages(self, record: Record, slot: int, first: int, last: int) -> NDArray[np.uint8]:
         """Windows ``first`` to before ``last`` of ``slot`` in ``record``, copied: uint8 ``[windows, page_bytes]``."""
@@ -98,18 +103,18 @@ class PayloadReader:
         tokens = record.header.tokens
         start = run.page_place(slot, first, tokens)
         end = run.page_place(slot, last - 1, tokens)
-        stored = data[record.payload + start.offset : record.payload + end.offset + end.size]
+        stored = np.frombuffer(data[record.payload + start.offset : record.payload + end.offset + end.size], np.uint8)
         if self._verify:
             self._verify_pages(record, slot, first, stored)
         flat = out.reshape(-1)
         flat[: stored.size] = stored
         flat[stored.size :] = 0
 
-    def _verify_pages(self, record: Record, slot: int, first: int, stored: Bytes) -> None:
+    def _verify_pages(self, record: Record, slot: int, first: int, stored: NDArray[np.uint8]) -> None:
         number, run = record.header.number, self.run
         with self._lock:
             if number not in self._page_tables:
-                self._page_tables[number] = self._rules.page_table(self.data, record)
+                self._page_tables[number] = np.array(self.rules.page_table(self.data, record), np.uint32)
                 self._verified[number] = np.zeros(self._page_tables[number].shape, np.bool_)
         crcs, verified = self._page_tables[number][slot], self._verified[number][slot]
         size = run.slots[slot].layout.page_bytes
@@ -136,13 +141,13 @@ class PayloadReader:
 
         Raises :class:`ChecksumError` (``record-table``, ``rows-crc``, ``rows-frame``) and :class:`FormatError`.
         """
-        place = 2 * self._rules.rows_layers(record.header.flags).index(layer) + KINDS.index(kind)
+        place = 2 * self.rules.rows_layers(record.header.flags).index(layer) + KINDS.index(kind)
         number = record.header.number
         with self._lock:
             if (number, place) in self._rows:
                 self._rows.move_to_end((number, place))
                 return self._rows[number, place]
-        rows = decode_entry(self.data, self._rules, record, place, self._entry(record, place), self._verify)
+        rows = decode_entry(self.data, self.rules, record, place, self._entry(record, place), self._verify)
         rows.setflags(write=False)
         with self._lock:
             self._rows_bytes += rows.nbytes if (number, place) not in self._rows else 0
@@ -160,14 +165,14 @@ class PayloadReader:
         """Bytes that ``layer`` takes in ``record``: its pages (of ``slots``), or its blocks of exact rows as stored."""
         if record.header.type == PAGES:
             return self.run.slots_place(slots.start, slots.stop, record.header.tokens).size
-        place = 2 * self._rules.rows_layers(record.header.flags).index(layer)
+        place = 2 * self.rules.rows_layers(record.header.flags).index(layer)
         return sum(self._entry(record, place + kind).place.size for kind in range(len(KINDS)))
 
     def _entry(self, record: Record, place: int) -> RowsEntry:
         number = record.header.number
         with self._lock:
             if number not in self._rows_tables:
-                self._rows_tables[number] = self._rules.rows_table(self.data, record)
+                self._rows_tables[number] = self.rules.rows_table(self.data, record)
             return self._rows_tables[number][place]
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import DQuantError, FormatError, LimitError, UnsupportedError
 from ..grouping import Grouping
 from ..plan import MAX_VALUES, Plan, StreamPlan, grouped
 from ..profile import MAX_LETTERS, TILE
+from ..stored import Integers
 from .layer import check_geometry
 from .structs import (
     CODERS,
@@ -38,8 +37,21 @@ from .structs import (
     align,
 )
 
-Table = tuple[int, NDArray[np.uint16]]
-"""Precision ``p`` and the frequencies, summing to ``2**p``."""
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_POWERS = frozenset(1 << bit for bit in range(16))
+#: Bits, lowest first, as text: 1 stands for the sign -1.
+_SIGN_OF_BIT = str.maketrans({"0": "\x01", "1": "\xff"})
+
+
+class Table(NamedTuple):
+    """A letter table: its precision ``p``, frequencies that sum to ``2**p``, and whether they are powers of two."""
+
+    precision: int
+    frequencies: Integers
+    powers: bool
 
 
 def pack_plans(plans: Sequence[Plan]) -> tuple[bytes, list[bytes], list[bytes], list[Grouping]]:
@@ -59,7 +71,7 @@ def pack_plans(plans: Sequence[Plan]) -> tuple[bytes, list[bytes], list[bytes], 
 
 def _pack_plan(plan: Plan, tables: dict[bytes, int], signs: dict[bytes, int], groupings: dict[Grouping, int]) -> bytes:
     name = plan.profile_name.encode()[:32].decode(errors="ignore").encode()
-    packed_signs = _padded(SIGNS.pack(plan.values, bytes(4)) + np.packbits(plan.signs < 0, bitorder="little").tobytes())
+    packed_signs = _padded(SIGNS.pack(plan.values, bytes(4)) + _sign_bits(plan.signs))
     sign_vector = signs.setdefault(packed_signs, len(signs))
     entry = PROFILE.pack(plan.kv_heads, plan.head_dim, plan.window, bytes(4), name, bytes(16))
     for kind, stream in (("key", plan.key), ("value", plan.value)):
@@ -88,6 +100,12 @@ def _pack_plan(plan: Plan, tables: dict[bytes, int], signs: dict[bytes, int], gr
     return entry
 
 
+def _sign_bits(signs: NDArray[np.int8]) -> bytes:
+    """One bit a sign, the lowest first: 1 for -1."""
+    text = "".join("1" if sign < 0 else "0" for sign in reversed(signs.reshape(-1).tolist()))
+    return int(text, 2).to_bytes(-(-len(text) // 8), "little")
+
+
 def _padded(data: bytes) -> bytes:
     return data.ljust(align(len(data), STEP), b"\0")
 
@@ -109,21 +127,22 @@ def parse_tables(block: bytes, offset: int, count: int, end: int) -> tuple[list[
         size = TABLE.size + 2 * letters
         if offset + align(size, STEP) > end:
             raise FormatError(f"letter table {number} lies outside the header", code="header-coverage", table=number)
-        frequencies = np.frombuffer(block, "<u2", letters, offset + TABLE.size)
-        if not frequencies.all():
+        frequencies = Integers(block[offset + TABLE.size : offset + size], "H", (letters,))
+        numbers = frequencies.numbers()
+        if not all(numbers):
             raise FormatError(f"letter table {number} has a frequency of zero", code="table-zero", table=number)
-        if int(frequencies.sum(dtype=np.int64)) != 1 << precision:
+        if sum(numbers) != 1 << precision:
             raise FormatError(
                 f"the frequencies of letter table {number} do not sum to 2**{precision}", code="table-sum", table=number
             )
         _require_zero(block[offset + size : offset + align(size, STEP)], f"letter table {number}")
-        tables.append((precision, frequencies.astype(np.uint16)))
+        tables.append(Table(precision, frequencies, _POWERS.issuperset(numbers)))
         offset += align(size, STEP)
     return tables, offset
 
 
-def parse_signs(block: bytes, offset: int, count: int, end: int) -> tuple[list[NDArray[np.int8]], int]:
-    """``count`` sign vectors (int8, +1 and -1) from ``offset``, as :func:`parse_tables`."""
+def parse_signs(block: bytes, offset: int, count: int, end: int) -> tuple[list[bytes], int]:
+    """``count`` sign vectors (a signed byte each, +1 and -1) from ``offset``, as :func:`parse_tables`."""
     vectors = []
     for number in range(count):
         if offset + SIGNS.size > end:
@@ -138,12 +157,11 @@ def parse_signs(block: bytes, offset: int, count: int, end: int) -> tuple[list[N
         size = SIGNS.size + -(-bits // 8)
         if offset + align(size, STEP) > end:
             raise FormatError(f"sign vector {number} lies outside the header", code="header-coverage", signs=number)
-        negative = np.unpackbits(
-            np.frombuffer(block, np.uint8, align(size, STEP) - SIGNS.size, offset + SIGNS.size), bitorder="little"
-        )
-        if any(reserved) or negative[bits:].any():
+        negative = int.from_bytes(block[offset + SIGNS.size : offset + align(size, STEP)], "little")
+        if any(reserved) or negative >> bits:
             raise FormatError(f"unused bits of sign vector {number} are not zero", code="header-reserved", signs=number)
-        vectors.append((1 - 2 * negative[:bits].astype(np.int8)).astype(np.int8))
+        lowest_first = f"{negative:0{bits}b}"[::-1] if bits else ""
+        vectors.append(lowest_first.translate(_SIGN_OF_BIT).encode("latin-1"))
         offset += align(size, STEP)
     return vectors, offset
 
@@ -153,7 +171,7 @@ class Numbered:
     """What profile entries name by number."""
 
     tables: Sequence[Table]
-    signs: Sequence[NDArray[np.int8]]
+    signs: Sequence[bytes]
     groupings: Sequence[Grouping]
 
 
@@ -181,12 +199,13 @@ def parse_plan(entry: bytes, number: int, named: Numbered) -> Plan:
         key_signs < len(named.signs), FormatError, number, "signs", f"sign vector {key_signs} of {len(named.signs)}"
     )
     vector = named.signs[key_signs]
-    _require(vector.size == kv_heads * head_dim, FormatError, number, "signs", f"a vector of {vector.size} signs")
+    _require(len(vector) == kv_heads * head_dim, FormatError, number, "signs", f"a vector of {len(vector)} signs")
     try:
         text = name.rstrip(b"\0").decode()
     except UnicodeDecodeError:
         raise FormatError(f"the name of profile {number} is not UTF-8", code="profile-name", profile=number) from None
-    return Plan(kv_heads, head_dim, window, vector.reshape(kv_heads, head_dim), key, value, text)
+    signs = Integers(vector, "b", (kv_heads, head_dim)).as_array()
+    return Plan(kv_heads, head_dim, window, signs, key, value, text)
 
 
 def _parse_stream(
@@ -244,16 +263,13 @@ def _parse_stream(
         f"{letter} symbols a letter",
     )
     require(table < len(tables), FormatError, "table", f"letter table {table} of {len(tables)}")
-    bits, frequencies = tables[table]
-    require(
-        (bits, frequencies.size) == (precision, letters), FormatError, "table",
-        f"a table of {frequencies.size} letters and {bits} bits",
-    )  # fmt: skip
+    bits, frequencies, powers = tables[table]
+    (count,) = frequencies.shape
+    require((bits, count) == (precision, letters), FormatError, "table", f"a table of {count} letters and {bits} bits")
     if coders[coder] == "prefix":
-        powers = not (frequencies & (frequencies - np.uint16(1))).any()
         require(powers, FormatError, "prefix", "frequencies that are no powers of two")
     stream = StreamPlan(
-        coders[coder], levels, letter, precision, words, substreams, mean == MEAN_INT8, frequencies,
+        coders[coder], levels, letter, precision, words, substreams, mean == MEAN_INT8, frequencies.as_array(),
         grids[grid], step, gains[gain],
     )  # fmt: skip
     return stream, sign_vector

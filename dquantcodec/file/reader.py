@@ -12,25 +12,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ..errors import IdentityError, InputError, TruncatedError
 from ..remote import RemoteBytes
 from ..urls import is_url, plain, shown
 from .coding import Coding, coding
+from .content import LayerContent
 from .header import Header, parse_header
-from .located import located
-from .payload import PayloadReader
+from .located import located, unless_closed
 from .records import RecordRules
 from .scan import read_log
 from .sequences import SequenceLog, live_records, sequences
 from .structs import ROWS, Bytes
-from .tensor import LayerReader
 
+# What reads numbers (payloads and tensors) brings NumPy along, and saying what a file holds needs none.
 if TYPE_CHECKING:
+    from .payload import PayloadReader
+    from .tensor import LayerReader
     from .verify import Finding
 
 #: Ways to open a file (specification, clause 9.6).
@@ -133,14 +134,47 @@ class Accounting:
         return 8 * self.coded_bytes / self.coded_values if self.coded_values else 0.0
 
 
+class _Opened:
+    """The bytes of an open file, and what all its layers read numbers with, made with the first of them."""
+
+    def __init__(self, path: str, data: Bytes, rules: RecordRules, reading: tuple[bool, int, Coding | None]) -> None:
+        self._path = path
+        self._data: Bytes | None = data
+        self.rules = rules
+        self._reading = reading
+        self._lock = Lock()
+        self._payload: PayloadReader | None = None
+
+    @property
+    def data(self) -> Bytes:
+        return unless_closed(self._data, self._path)
+
+    @property
+    def pages_checked(self) -> int:
+        return self._payload.pages_checked if self._payload else 0
+
+    def payload(self) -> PayloadReader:
+        with self._lock:
+            if self._payload is None:
+                from .payload import PayloadReader
+
+                self._payload = PayloadReader(self._path, self._data, self.rules, *self._reading)
+            return self._payload
+
+    def close(self) -> None:
+        self._data = None
+        if self._payload:
+            self._payload.close()
+
+
 class SequenceReader:
     """One sequence of a file."""
 
     # A header may promise many sequences that have no records.
-    __slots__ = ("_heads", "_layers", "_payload", "log", "number")
+    __slots__ = ("_heads", "_layers", "_opened", "log", "number")
 
-    def __init__(self, payload: PayloadReader, log: SequenceLog, number: int, heads: Sequence[slice]) -> None:
-        self._payload = payload
+    def __init__(self, opened: _Opened, log: SequenceLog, number: int, heads: Sequence[slice]) -> None:
+        self._opened = opened
         self._heads = heads
         self._layers: tuple[LayerReader, ...] | None = None
         self.log = log
@@ -151,9 +185,18 @@ class SequenceReader:
         return self.log.tokens
 
     @property
+    def contents(self) -> tuple[LayerContent, ...]:
+        """What :attr:`layers` say without reading anything."""
+        rules, heads = self._opened.rules, self._heads
+        return tuple(LayerContent(rules, self.log, index, part) for index, part in enumerate(heads))
+
+    @property
     def layers(self) -> tuple[LayerReader, ...]:
         if self._layers is None:
-            self._layers = tuple(LayerReader(self._payload, self.log, i, heads) for i, heads in enumerate(self._heads))
+            from .tensor import LayerReader
+
+            payload = self._opened.payload()
+            self._layers = tuple(LayerReader(payload, self.log, i, heads) for i, heads in enumerate(self._heads))
         return self._layers
 
 
@@ -182,8 +225,7 @@ class Reader:
     ) -> None:
         self.path = path
         self._mapping = mapping
-        # Remote bytes have what readers use of an array.
-        data = cast(Bytes, mapping) if isinstance(mapping, RemoteBytes) else np.frombuffer(mapping, np.uint8)
+        data: Bytes = mapping if isinstance(mapping, RemoteBytes) else memoryview(mapping)
         with located(path):
             self.header: Header = parse_header(data)
             self.view = self.header.part(*shard) if shard else self.header
@@ -204,8 +246,8 @@ class Reader:
                 )
         self.torn = self.log.torn
         self.indexed = self.log.indexed
-        self._payload = PayloadReader(path, data, self.rules, verify, threads, coded)
-        self.sequences = tuple(SequenceReader(self._payload, log, number, heads) for number, log in enumerate(logs))
+        self._opened = _Opened(path, data, self.rules, (verify, threads, coded))
+        self.sequences = tuple(SequenceReader(self._opened, log, number, heads) for number, log in enumerate(logs))
 
     @property
     def format_version(self) -> tuple[int, int]:
@@ -220,6 +262,11 @@ class Reader:
         return self.header.info.metadata
 
     @property
+    def contents(self) -> tuple[LayerContent, ...]:
+        """What :attr:`layers` say without reading anything."""
+        return self.sequences[0].contents
+
+    @property
     def layers(self) -> tuple[LayerReader, ...]:
         """Layers of sequence 0."""
         return self.sequences[0].layers
@@ -232,7 +279,7 @@ class Reader:
     @property
     def pages_checked(self) -> int:
         """Pages whose checksum was verified so far; each is verified at most once."""
-        return self._payload.pages_checked
+        return self._opened.pages_checked
 
     def accounting(self) -> Accounting:
         """Sizes, from the record headers alone."""
@@ -246,7 +293,7 @@ class Reader:
         content = [record for record in self.log.records if record.header.number not in live]
         index = self.log.records[-1:] if not self.torn else ()
         return Accounting(
-            bytes=self.data.size,
+            bytes=self.data.nbytes,
             values=tokens * stored,
             coded_values=sum(pages) * coded,
             coded_bytes=sum(run.payload_bytes(count) - run.table_bytes(count) for count in pages),
@@ -269,11 +316,11 @@ class Reader:
     @property
     def data(self) -> Bytes:
         """The mapped bytes.  Raises :class:`InputError` (``reader-closed``) after :meth:`close`."""
-        return self._payload.data
+        return self._opened.data
 
     def close(self) -> None:
         """Unmap the file.  Arrays read from it stay valid: they are copies."""
-        self._payload.close()
+        self._opened.close()
         if isinstance(self._mapping, mmap.mmap):
             # An exception being handled may hold views of the mapping; it goes with the last of them.
             with suppress(BufferError):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from struct import unpack_from
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import ChecksumError, DQuantError, FormatError, LimitError, TruncatedError, UnsupportedError
 from .header import Header
@@ -155,13 +153,14 @@ class RecordRules:
                 offset=record.offset,
             )
 
-    def page_table(self, data: Bytes, record: Record) -> NDArray[np.uint32]:
-        """Page checksums uint32 ``[head groups, windows]`` of a PAGES record, themselves checked."""
+    def page_table(self, data: Bytes, record: Record) -> list[tuple[int, ...]]:
+        """Page checksums of a PAGES record, themselves checked: of every head group, one a window."""
         windows = self.run.windows(record.header.tokens)
         table = self._checked_table(data, record, self.run.table_bytes(record.header.tokens))
         count = len(self.run.slots) * windows
         self._require(not any(table[4 * count :]), FormatError, "table-padding", record, "has a padded table not zero")
-        return np.frombuffer(table, "<u4", count).astype(np.uint32).reshape(-1, windows)
+        crcs = unpack_from(f"<{count}I", table)
+        return [crcs[at : at + windows] for at in range(0, count, windows)]
 
     def rows_table(self, data: Bytes, record: Record) -> list[RowsEntry]:
         """Entries of a ROWS record, checked; key and value of each layer of :meth:`rows_layers`."""
@@ -198,7 +197,7 @@ class RecordRules:
         """
         head = record.header
         if head.type == PAGES:
-            crcs = self.page_table(data, record).tolist()
+            crcs = self.page_table(data, record)
             for slot, window, place in self.run.pages(head.tokens):
                 yield f"page {window} of {self.run.named(slot)}", place, crcs[slot][window]
         elif head.type == ROWS:
@@ -226,7 +225,7 @@ class RecordRules:
         return table
 
 
-def payload_bytes(data: Bytes, record: Record, place: Place) -> Bytes:
+def payload_bytes(data: Bytes, record: Record, place: Place) -> memoryview:
     """A view of ``place`` in the record's payload."""
     return data[record.payload + place.offset : record.payload + place.offset + place.size]
 

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ChecksumError, FormatError, UnsupportedError
-from .structs import Bytes
 
 RAW = 0
 PLANES = 1
@@ -33,7 +32,7 @@ def encode_rows(rows: NDArray[Any]) -> tuple[int, bytes]:
     return (PLANES, block) if len(block) < len(raw) else (RAW, raw)
 
 
-def decode_rows(encoding: int, block: Bytes, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
+def decode_rows(encoding: int, block: memoryview, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Exact rows of ``shape`` from their block.
 
     The decoded size follows from ``shape`` alone; a frame that claims another is refused before it is decompressed.
@@ -42,9 +41,9 @@ def decode_rows(encoding: int, block: Bytes, shape: tuple[int, int, int], dtype:
     """
     values = shape[0] * shape[1] * shape[2]
     if encoding == RAW:
-        if block.size != values * dtype.itemsize:
+        if block.nbytes != values * dtype.itemsize:
             raise FormatError(
-                f"raw rows take {block.size} bytes instead of {values * dtype.itemsize}", code="rows-length"
+                f"raw rows take {block.nbytes} bytes instead of {values * dtype.itemsize}", code="rows-length"
             )
         return np.frombuffer(block.tobytes(), dtype).reshape(shape)
     if encoding != PLANES:
@@ -53,7 +52,7 @@ def decode_rows(encoding: int, block: Bytes, shape: tuple[int, int, int], dtype:
         )
     lengths = block[: 4 * dtype.itemsize].tobytes()
     sizes = [int(n) for n in np.frombuffer(lengths[: len(lengths) // 4 * 4], "<u4")]
-    if len(sizes) != dtype.itemsize or max(sizes) > values or 4 * len(sizes) + sum(sizes) != block.size:
+    if len(sizes) != dtype.itemsize or max(sizes) > values or 4 * len(sizes) + sum(sizes) != block.nbytes:
         raise FormatError("the planes of exact rows do not fill their block", code="rows-length")
     planes = np.empty((values, dtype.itemsize), np.uint8)
     offset = 4 * len(sizes)
@@ -63,9 +62,9 @@ def decode_rows(encoding: int, block: Bytes, shape: tuple[int, int, int], dtype:
     return planes.reshape(-1).view(dtype).reshape(shape)
 
 
-def _plane(stored: Bytes, values: int) -> Bytes:
-    if stored.size == values:
-        return stored
+def _plane(stored: memoryview, values: int) -> NDArray[np.uint8]:
+    if stored.nbytes == values:
+        return np.frombuffer(stored, np.uint8)
     import zstandard
 
     frame = stored.tobytes()

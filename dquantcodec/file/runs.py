@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from ..page import PageLayout
+from ..page_layout import PageLayout
 from ..plan import Plan
 from ..profile import TILE
 from .header import Header

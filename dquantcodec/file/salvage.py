@@ -46,7 +46,7 @@ def _walk(data: Bytes, rules: RecordRules, lost: list[Finding]) -> Log:
     records: list[Record] = []
     offset, number, epoch = rules.header.block_bytes, 0, 0
     complete = True
-    while offset < data.size:
+    while offset < data.nbytes:
         record = own_record(data, rules, offset)
         if record is None:
             later = next(later_records(data, rules, offset, number), None)
@@ -59,7 +59,7 @@ def _walk(data: Bytes, rules: RecordRules, lost: list[Finding]) -> Log:
                 break
             record, number = later, number + 1
         try:
-            rules.check(record, number, epoch, data.size)
+            rules.check(record, number, epoch, data.nbytes)
         except DQuantError as error:
             if error.code != "record-truncated":
                 lost.append(Finding.of(error))
@@ -68,7 +68,7 @@ def _walk(data: Bytes, rules: RecordRules, lost: list[Finding]) -> Log:
         offset, number, epoch = record.end, record.header.number + 1, record.header.epoch
     # A last record that is not whole stays: what of it can be read is found like that of any other.
     end = records[-1].end if records else rules.header.block_bytes
-    closed = complete and bool(records) and records[-1].header.type == INDEX and end == data.size
+    closed = complete and bool(records) and records[-1].header.type == INDEX and end == data.nbytes
     return Log(tuple(records), torn=not closed, indexed=False, end=end)
 
 

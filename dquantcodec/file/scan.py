@@ -6,10 +6,9 @@ depends on it otherwise.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import numpy as np
 
 from ..errors import ChecksumError, DQuantError, TruncatedError
 from .records import Record, RecordRules, record_at
@@ -28,6 +27,8 @@ from .structs import (
 
 #: Bytes looked through at a time for record headers.
 SEARCH_BYTES = 64 << 20
+#: The magic as this machine reads its four bytes.
+_NATIVE_MAGIC = int.from_bytes(RECORD_MAGIC.to_bytes(4, "little"), sys.byteorder)
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,14 @@ def indexed(data: Bytes, rules: RecordRules) -> Log | None:
     """The log as the index has it, or None where trailer and index are not whole and sound."""
     salt, start = rules.header.salt, rules.header.block_bytes
     trailer = Trailer.unpack(data[-TRAILER.size :].tobytes())
-    if trailer is None or trailer.salt != salt or trailer.file_bytes != data.size or trailer.index_offset % BLOCK:
+    if trailer is None or trailer.salt != salt or trailer.file_bytes != data.nbytes or trailer.index_offset % BLOCK:
         return None
     rows_bytes = trailer.records * RECORD_BYTES
-    room = data.size - trailer.index_offset - RECORD_BYTES - TRAILER.size
+    room = data.nbytes - trailer.index_offset - RECORD_BYTES - TRAILER.size
     if trailer.index_offset < start or rows_bytes > min(MAX_INDEX, room):
         return None
     index = record_at(data, trailer.index_offset)
-    if index is None or (index.header.type, index.header.version, index.payload_end) != (INDEX, 1, data.size):
+    if index is None or (index.header.type, index.header.version, index.payload_end) != (INDEX, 1, data.nbytes):
         return None
     if index.header.epoch != trailer.epoch or rules.damage(data, index):
         return None
@@ -84,7 +85,7 @@ def indexed(data: Bytes, rules: RecordRules) -> Log | None:
             rules.check(record, len(records), epoch, trailer.index_offset)
             records.append(record)
             offset, epoch = record.end, header.epoch
-        rules.check(index, len(records), epoch, data.size)
+        rules.check(index, len(records), epoch, data.nbytes)
     except DQuantError:
         return None  # the log itself will tell
     if offset != trailer.index_offset:
@@ -99,7 +100,7 @@ def walk(data: Bytes, rules: RecordRules) -> Log:
     """
     records: list[Record] = []
     offset, epoch = rules.header.block_bytes, 0
-    while offset < data.size:
+    while offset < data.nbytes:
         record = own_record(data, rules, offset)
         later = None if record else next(later_records(data, rules, offset, len(records)), None)
         if later:
@@ -116,7 +117,7 @@ def walk(data: Bytes, rules: RecordRules) -> Log:
         if not record:
             break
         try:
-            rules.check(record, len(records), epoch, data.size)
+            rules.check(record, len(records), epoch, data.nbytes)
         except TruncatedError:
             break
         records.append(record)
@@ -132,7 +133,7 @@ def ended(data: Bytes, rules: RecordRules, records: list[Record]) -> Log:
     end = records[-1].end if records else rules.header.block_bytes
     if records and rules.damage(data, records[-1]):
         end = records.pop().offset
-    closed = bool(records) and records[-1].header.type == INDEX and end == data.size
+    closed = bool(records) and records[-1].header.type == INDEX and end == data.nbytes
     return Log(tuple(records), torn=not closed, indexed=False, end=end)
 
 
@@ -144,11 +145,13 @@ def own_record(data: Bytes, rules: RecordRules, offset: int) -> Record | None:
 
 def later_records(data: Bytes, rules: RecordRules, offset: int, number: int) -> Iterator[Record]:
     """Records of this file behind ``offset``, found without knowing where they begin, from ``number`` on."""
-    step = SEARCH_BYTES
-    for start in range(align(offset + 1, BLOCK), data.size - RECORD_BYTES + 1, step):
-        starts = np.arange(start, min(start + step, data.size - RECORD_BYTES + 1), BLOCK)
-        magics = data[starts[:, None] + np.arange(4)].view("<u4")[:, 0]
-        for later in starts[magics == RECORD_MAGIC].tolist():
-            record = own_record(data, rules, later)
+    for start in range(align(offset + 1, BLOCK), data.nbytes - RECORD_BYTES + 1, SEARCH_BYTES):
+        part = data[start : min(start + SEARCH_BYTES, data.nbytes - RECORD_BYTES + 4)]
+        # The first four bytes of every block, as one strided view.
+        magics = part[: part.nbytes // 4 * 4].cast("I")[:: BLOCK // 4].tolist()
+        for place, magic in enumerate(magics):
+            if magic != _NATIVE_MAGIC:
+                continue
+            record = own_record(data, rules, start + place * BLOCK)
             if record and record.header.number >= number:
                 yield record

@@ -8,13 +8,23 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import google_crc32c
-import numpy as np
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Bytes(Protocol):
+    """The bytes of a file: a memoryview of its mapping, or what stands for one that lies elsewhere."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> memoryview: ...
+
 
 SIGNATURE: Final = b"\x89DQK\r\n\x1a\n"
 VERSION: Final = (1, 0)
@@ -25,6 +35,9 @@ BLOCK: Final = 4096
 ALIGN: Final = 64
 #: Tables, sign vectors, classes and groupings of the header start on multiples of this.
 STEP: Final = 8
+
+#: Bytes of a view that are copied at a time for their checksum.
+_PIECE: Final = 256 << 10
 
 MAX_HEADER = 16 << 20
 MAX_JSON = 64 << 10
@@ -120,13 +133,14 @@ def align(size: int, step: int = ALIGN) -> int:
     return -(-size // step) * step
 
 
-def crc32c(data: bytes | Bytes, before: int = 0) -> int:
+def crc32c(data: bytes | memoryview | NDArray[np.uint8], before: int = 0) -> int:
     """CRC32C (Castagnoli) of ``data``, continuing from ``before``, the checksum of what precedes it."""
-    if isinstance(data, np.ndarray):
-        # The extension takes read-only buffers only.
-        data = data.view()
-        data.flags.writeable = False
-    return int(google_crc32c.extend(before, data))
+    if not isinstance(data, memoryview):
+        return int(google_crc32c.extend(before, data))
+    # The extension takes no views.  What is copied for it stays in the processor's cache.
+    for at in range(0, data.nbytes, _PIECE):
+        before = google_crc32c.extend(before, data[at : at + _PIECE].tobytes())
+    return int(before)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..errors import ChecksumError, FormatError, InputError
-from ..plan import Plan
-from .layer import KINDS, Layer
+from .content import LayerContent
+from .layer import KINDS
 from .located import located
 from .payload import PayloadReader
 from .records import Record
@@ -42,48 +42,16 @@ class Piece(NamedTuple):
         return self.stop - self.start
 
 
-class LayerReader:
-    """One layer of one sequence, all its heads or some whole head groups.
-
-    spec
-        The layer as a file with these heads alone would have it.
-    heads
-        Which heads of the file's layer these are.
-    sinks, coded_tokens, recent
-        Tokens kept exact before the pages, held by pages, and kept exact otherwise (as a rule after them).  Without
-        pages the rows count as sinks up to the number the file was created with; every token of an exact layer counts
-        as recent.
-    """
+class LayerReader(LayerContent):
+    """One layer of one sequence and the numbers in it."""
 
     def __init__(self, payload: PayloadReader, log: SequenceLog, index: int, heads: slice | None = None) -> None:
-        whole = payload.header.layers[index]
+        super().__init__(payload.rules, log, index, heads)
         self._payload = payload
         self._log = log
-        self.index = index
-        self.heads = heads or slice(0, whole.kv_heads)
-        self.spec: Layer = whole.cut(self.heads.start, self.heads.stop)
         #: The head groups, in stored order.
         self.slots = payload.run.slots_of(index, self.heads)
-        coded = self.spec.storage == "coded"
-        self.stretches = {"coded": log.coded, "exact": log.exact, "absent": ()}[self.spec.storage]
         self._ends = [stretch.end for stretch in self.stretches]
-        self.tokens = log.tokens
-        paged = [stretch for stretch in self.stretches if stretch.paged]
-        self.coded_tokens = sum(stretch.tokens for stretch in paged)
-        self.sinks = 0
-        if coded:
-            self.sinks = paged[0].first if paged else min(log.tokens, payload.header.sinks)
-        self.recent = self.tokens - self.sinks - self.coded_tokens
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan of a coded layer that is one head group, else None."""
-        return self.spec.plan
-
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        """The plan of every head group of a coded layer, else none."""
-        return self.spec.plans
 
     @property
     def groups(self) -> tuple[LayerReader, ...]:
@@ -134,7 +102,7 @@ class LayerReader:
         cut it.  Raises :class:`InputError` (``layer-not-coded``, ``layer-groups``) as :meth:`pages`.
         """
         from ..codec import Pages
-        from ..page import PageLayout
+        from ..page_layout import PageLayout
 
         if not self.plans:
             raise InputError(f"layer {self.index} is {self.spec.storage}, it has no pages", code="layer-not-coded")

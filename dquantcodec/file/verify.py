@@ -105,7 +105,7 @@ def _verify_page(
     slot, window = divmod(number, windows)
     layer, _, plan, layout = rules.run.slots[slot]
     page = np.zeros((1, layout.page_bytes), np.uint8)
-    page[0, : place.size] = payload_bytes(data, record, place)
+    page[0, : place.size] = np.frombuffer(payload_bytes(data, record, place), np.uint8)
     first = record.header.first + window * rules.run.window
     used = min(rules.run.window, record.header.end - first)
     for kind, token, substream, code in Codec(plan).check(Pages(page, used)):
@@ -127,7 +127,7 @@ def _verify_rows(data: Bytes, rules: RecordRules, record: Record) -> Iterator[Fi
 
 
 def _zero(data: Bytes, record: Record, start: int, stop: int, where: dict[str, Any]) -> Iterator[Finding]:
-    if data[record.payload + start : record.payload + stop].any():
+    if np.frombuffer(data[record.payload + start : record.payload + stop], np.uint8).any():
         yield Finding(
             "padding-nonzero", f"record {record.header.number}: padding before byte {stop} is not zero", where
         )

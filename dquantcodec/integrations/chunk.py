@@ -26,7 +26,7 @@ from ..file.header import Header
 from ..file.info import Info
 from ..file.layer import Layer
 from ..file.structs import crc32c
-from ..page import PageLayout
+from ..page_layout import PageLayout
 
 MAGIC = b"DQKVCHNK"
 VERSION = 1

@@ -8,8 +8,9 @@ Names are loaded on first use: looking into a ``.dqkv`` file needs no reader of 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ..lazy import on_first_use
 
 if TYPE_CHECKING:
     from .dtypes import numpy_dtype
@@ -40,26 +41,23 @@ __all__ = [
     "spell",
 ]
 
-_HOMES = {
-    "LAYOUTS": "record",
-    "Geometry": "layouts",
-    "KVLayer": "source",
-    "KVSource": "source",
-    "OutputTensor": "write",
-    "QuerySource": "queries",
-    "SafetensorsWriter": "write",
-    "find_nonfinite": "finite",
-    "format_numbers": "numbers",
-    "numpy_dtype": "dtypes",
-    "open_queries": "queries",
-    "open_source": "source",
-    "recorded_source": "record",
-    "replace_nonfinite": "finite",
-    "spell": "names",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __dir__ = on_first_use(
+    __name__,
+    {
+        "LAYOUTS": "record",
+        "Geometry": "layouts",
+        "KVLayer": "source",
+        "KVSource": "source",
+        "OutputTensor": "write",
+        "QuerySource": "queries",
+        "SafetensorsWriter": "write",
+        "find_nonfinite": "finite",
+        "format_numbers": "numbers",
+        "numpy_dtype": "dtypes",
+        "open_queries": "queries",
+        "open_source": "source",
+        "recorded_source": "record",
+        "replace_nonfinite": "finite",
+        "spell": "names",
+    },
+)

@@ -22,7 +22,8 @@ import numpy as np
 
 from .. import group_prefix
 from ..coders import CODERS
-from ..grouping import Grouping, Levels, Table, group_arrays
+from ..group_arrays import group_arrays
+from ..grouping import Grouping, Levels, Table
 from ..letters import letter_table
 from ..letters import pack as pack_letters
 from ..plan import StreamPlan, grouped

@@ -22,7 +22,8 @@ from ..file import structs as s
 from ..file.header import parse_header
 from ..file.reader import Reader
 from ..file.records import RecordRules
-from ..grouping import Grouping, Levels, Table, zero_bits
+from ..group_arrays import zero_bits
+from ..grouping import Grouping, Levels, Table
 from ..plan import Plan, grouped, make_plan
 from ..profile import Profile, StreamProfile
 from ..rotate import random_signs
@@ -156,7 +157,7 @@ def repaired(
         return bytes(made)
     if rules is None:
         try:
-            rules = RecordRules(parse_header(np.frombuffer(bytes(made[:size]), np.uint8)))
+            rules = RecordRules(parse_header(memoryview(bytes(made[:size]))))
         except DQuantError:
             rules = None
     magic = s.RECORD_MAGIC.to_bytes(4, "little")

@@ -20,7 +20,7 @@ from ..file import Layer, append, create, repack, reshard
 from ..file import open as open_file
 from ..file.reader import Reader
 from ..file.tensor import LayerReader
-from ..page import KINDS
+from ..page_layout import KINDS
 from .files import SMALL, Rows, cut_rows, rows_of
 
 #: Two head groups, so that two ranks can share the pages without a new coding.

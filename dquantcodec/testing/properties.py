@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..page import KINDS, PageLayout
+from ..page_layout import KINDS, PageLayout
 from ..plan import Plan, StreamPlan
 from . import coders, groups, trellises
 from .containers import Decode, Encode, plain_decode, plain_words, words_of

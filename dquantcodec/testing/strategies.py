@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from .. import tables as letter_tables
 from ..codec import Codec
 from ..errors import CapacityError
-from ..grouping import Grouping, Levels, Table, zero_bits
-from ..page import PageLayout
+from ..group_arrays import zero_bits
+from ..grouping import Grouping, Levels, Table
+from ..page_layout import PageLayout
 from ..plan import Plan, StreamPlan, grouped, make_plan
 from ..profile import Profile, StreamProfile
 from ..rotate import random_signs

@@ -69,12 +69,12 @@ def _base(*kinds: str) -> bytes:
 @lru_cache(maxsize=8)
 def _rules(*kinds: str) -> RecordRules:
     """Of :func:`_base`, whose header no record changes: parsed once, not for every input."""
-    return RecordRules(parse_header(np.frombuffer(_base(*kinds), np.uint8)))
+    return RecordRules(parse_header(memoryview(_base(*kinds))))
 
 
 @lru_cache(maxsize=8)
 def _index_at(*kinds: str) -> int:
-    return walk(np.frombuffer(_base(*kinds), np.uint8), _rules(*kinds)).records[-1].offset
+    return walk(memoryview(_base(*kinds)), _rules(*kinds)).records[-1].offset
 
 
 def _records_at(data: bytes) -> int:
@@ -131,11 +131,11 @@ FILES: dict[str, Callable[[bytes], bytes]] = {
 def header(data: bytes) -> None:
     """A header block without its last zeros: refused, or parsed, and what was parsed packs to the same meaning."""
     try:
-        found = parse_header(np.frombuffer(header_file(data), np.uint8))
+        found = parse_header(memoryview(header_file(data)))
     except DQuantError as error:
         assert error.code
         return
-    again = parse_header(np.frombuffer(found.pack(), np.uint8))
+    again = parse_header(memoryview(found.pack()))
     assert again.pack() == found.pack()
     assert len(again.layers) == len(found.layers) and again.info == found.info
 
@@ -143,16 +143,16 @@ def header(data: bytes) -> None:
 def records(data: bytes) -> None:
     """Records, packed, behind a good header: a log that covers its tokens, or an error."""
     rules = _rules("rotated", "exact")
-    array = np.frombuffer(records_file(data), np.uint8)
+    file = memoryview(records_file(data))
     try:
-        log = read_log(array, rules)
+        log = read_log(file, rules)
         found = sequences(log.records, log.torn, rules)
     except DQuantError as error:
         assert error.code
         return
     offset = rules.header.block_bytes
     for record in log.records:
-        assert record.offset == offset and record.end <= len(array)
+        assert record.offset == offset and record.end <= len(file)
         offset = record.end
     for sequence in found:
         for side in (sequence.coded, sequence.exact):
@@ -166,14 +166,14 @@ def records(data: bytes) -> None:
 def index(data: bytes) -> None:
     """An INDEX record behind good records: used only if it says what the records say, or verification tells."""
     rules = _rules("exact", "exact")
-    array = np.frombuffer(index_file(data), np.uint8)
+    file = memoryview(index_file(data))
     try:
-        log = read_log(array, rules)
+        log = read_log(file, rules)
         tokens = [sequence.tokens for sequence in sequences(log.records, log.torn, rules)]
     except DQuantError as error:
         assert error.code
         return
-    findings = list(verify(array, rules, log))
+    findings = list(verify(file, rules, log))
     if tokens != [43] or log.torn:
         assert findings, "the index hides tokens and verification finds nothing"
 

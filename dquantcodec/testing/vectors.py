@@ -59,7 +59,7 @@ def unpack_case(fields: dict[str, Any]) -> Case:
         plan = ContainerPlan.from_json(fields["plan"])
         sound = fields["finding"] is None
         return ContainerCase(plan, fields["symbols"] if sound else None, bytes.fromhex(fields["data"]))
-    found = parse_header(np.frombuffer(_inflated(fields["header"]), np.uint8)).layers[0].plan
+    found = parse_header(memoryview(_inflated(fields["header"]))).layers[0].plan
     assert found is not None
     if fields["case"] == "page":
         return PageCase(found, _inflated(fields["page"]), fields["tokens"])
