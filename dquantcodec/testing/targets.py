@@ -270,8 +270,8 @@ def bases() -> dict[str, bytes]:
 def _long_record() -> bytes:
     """Records behind the header of the base of ``records``, the last of several blocks, which damage can cut short."""
     whole = file_bytes(("rotated", "exact"), 110, sinks=2, recent=4, _record_target=1 << 20)
-    array, rules = np.frombuffer(whole, np.uint8), _rules("rotated", "exact")
-    end = next(record.end for record in walk(array, rules).records if record.end - record.offset > s.BLOCK)
+    rules = _rules("rotated", "exact")
+    end = next(record.end for record in walk(memoryview(whole), rules).records if record.end - record.offset > s.BLOCK)
     return whole[rules.header.block_bytes : end]
 
 
