@@ -4,8 +4,9 @@ A path costs ``sum((u - level)**2 + kappa * rate)`` over the values of a sub-str
 Viterbi algorithm finds the best: of every quantiser and parity only the best level matters, and of the paths into a
 state only the cheapest.  Rates are those of the classes; the true lengths of letters decide whether a path fits.
 
-Rungs of kappa are those of :mod:`dquantcodec.group_drift`.  Of two near rungs of which only one fits, the finer path is
-taken from the first letter on where both are in one state and the rest fits.  That fills the container.
+Rungs of kappa are those of :mod:`dquantcodec.group_drift`.  Of two near rungs of which only one fits, parts of the
+finer path, from one letter that both begin in the same state to another, are taken as long as they fit.  Both paths are
+the best at their rungs, so no such part is further from the values than the part it replaces.
 The last rung is the path of zeros, which a plan's containers can always hold.
 """
 
@@ -385,19 +386,22 @@ def drift_paths(
                     rung = min(below + step, fits - 1) if surplus > 0 else max(fits - step, np.int64(0))
                 if below + 1 >= fits:
                     rung = fits
-            # From letter `switch` on the finer path costs `dearer` more than the coarse one.
-            switch = width
+            # Parts of the finer path between letters that both paths begin in one state, last first, as room allows.
             if below >= 0:
-                dearer = np.int64(0)
+                dearer, end = np.int64(0), width
                 for i in range(width - 1, -1, -1):
                     dearer += np.int64(fine_bits[i]) - np.int64(coarse_bits[i])
-                    if dearer <= room and fine_state[i] == coarse_state[i]:
-                        switch = i
-            cut = letter[low + switch] - start
-            for i in range(switch):
+                    if fine_state[i] != coarse_state[i] or fine_letters[i] == coarse_letters[i]:
+                        continue
+                    if dearer <= room:
+                        room -= dearer
+                        for k in range(i, end):
+                            coarse_letters[k] = fine_letters[k]
+                        for k in range(letter[low + i] - start, letter[low + end] - start):
+                            coarse[k] = fine[k]
+                    dearer, end = np.int64(0), i
+            for i in range(width):
                 letters[t, low + i] = coarse_letters[i]
-            for i in range(switch, width):
-                letters[t, low + i] = fine_letters[i]
             for i in range(start, stop):
-                levels[t, place[i]] = coarse[i - start] if i - start < cut else fine[i - start]
+                levels[t, place[i]] = coarse[i - start]
             rungs[t, j] = fits

@@ -23,6 +23,7 @@ import alphabet  # noqa: E402
 import captures  # noqa: E402
 import drift_statistics  # noqa: E402
 import hard_cases  # noqa: E402
+import normal_streams  # noqa: E402
 import payload  # noqa: E402
 import preprocessing  # noqa: E402
 
@@ -276,6 +277,29 @@ def test_all_zero_comes_back_as_zero() -> None:
         keys, values, _ = hard_cases.code_layer(layer, remedy)
         assert not keys.any()
         assert not values.any()
+
+
+def test_an_ideal_scalar_quantiser_loses_a_quarter_of_a_bit_at_high_rates() -> None:
+    # The space-filling loss of a cube: pi * e / 6 (Gish and Pierce 1968).
+    assert normal_streams.ideal_scalar(3.5) == pytest.approx(math.pi * math.e / 6 * 2.0**-7, rel=0.005)
+    errors = [normal_streams.ideal_scalar(bits / 4) for bits in range(4, 15)]
+    assert all(error < 0.72 * before for before, error in zip(errors, errors[1:]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "most"),
+    [
+        ("key", "prefix, 11 levels, letters of 2, p = 13", 4.1),
+        ("value", "rans, 7 levels, letters of 2, p = 12", 12.1),
+        ("key", "trellis of 4 states", 3.35),
+    ],
+)
+def test_normal_streams_in_the_papers_containers(kind: str, name: str, most: float) -> None:
+    (design,) = (d for d in normal_streams.DESIGNS if d.kind == kind and d.name.startswith(name))
+    found = normal_streams.row(normal(), design)
+    assert found.error < most
+    assert found.nmse[0] > found.error > found.nmse[1]
+    assert 0 <= found.above_entropy < 0.05
 
 
 @pytest.mark.parametrize("module", [alphabet, preprocessing, drift_statistics, payload, hard_cases])

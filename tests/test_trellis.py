@@ -38,7 +38,7 @@ from dquantcodec.profile import PROFILES, ClassRule, Profile, StreamProfile
 from dquantcodec.testing import groups as slow
 from dquantcodec.testing import trellises as oracle
 from dquantcodec.trellis_classes import NARROWEST_DEPENDENT, dependent_classes, design, quantiles
-from dquantcodec.trellis_drift import drift_dependent, rates, trellis, walk_rows
+from dquantcodec.trellis_drift import drift_dependent, rates, trellis, walk, walk_rows
 
 #: (states, heads, head_dim, sub-streams)
 CASES = [(4, 2, 64, 2), (4, 3, 40, 1), (4, 1, 20, 1), (8, 2, 64, 2), (8, 4, 12, 4), (4, 1, 300, 1)]
@@ -163,6 +163,19 @@ def test_letters_levels_and_budget_agree(case: tuple[int, int, int, int]) -> Non
                         by_letter = {n: len(code) for code, n in oracle.codes(grouping, group.table, start).items()}
                         bits += by_letter[letter]
                 assert bits <= budget(stream) // 1024
+
+
+@pytest.mark.parametrize(("kind", "most"), [("key", 6), ("value", 5.3)])
+def test_two_paths_are_joined_wherever_that_fills_the_container(kind: str, most: float) -> None:
+    plan = plan_of(4, 8, 64, 1)
+    x, stream = tensors(128, 8, 64, seed=8)[kind == "value"], getattr(plan, kind)
+    flat, grouping = x.reshape(128, -1), grouping_of(stream)
+    position = grouped_positions(flat, grouped_scale(flat, stream.step, grouping), grouping)
+    letters, _, rungs = drift_dependent(position, stream)
+    arrays = group_arrays(grouping)
+    bits = arrays.lengths[arrays.first[walk(grouping).table] + letters].sum(axis=1, dtype=np.int64)
+    # Joined at one place only they leave 8.6 and 5.9 bits.
+    assert (budget(stream) // 1024 - bits)[rungs[:, 0] > 0].mean() < most
 
 
 # --- Pages ------------------------------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ MUTATIONS = (
     Mutation("groups may exceed the room", "dquantcodec/group_drift.py", "if dearer <= room:", "if dearer <= room + 4:",
              EDGES + " -k groups_keep"),
     Mutation("paths are joined in different states", "dquantcodec/trellis_drift.py",
-             "if dearer <= room and fine_state[i] == coarse_state[i]:", "if dearer <= room:",
+             "if fine_state[i] != coarse_state[i] or fine_letters", "if fine_letters",
              EDGES + " -k groups_keep"),
     Mutation("letters of a group in the wrong fields", "dquantcodec/group_prefix.py",
              "down = LENGTH_BITS + shifts[table, f]", "down = LENGTH_BITS + shifts[table, fields - 1 - f]", DECODE),

@@ -18,6 +18,7 @@ COMMANDS = {
     "preprocessing": "rotation and mean removal (Table 1)",
     "drift_statistics": "symbols that drift, how full containers are, the analytic model (appendix, Figure 6)",
     "payload": "levels a payload supports (Figure 6, left)",
+    "normal_streams": "normal values in 331 and 231 bytes beside what the rate allows",
     "methods": "all methods on captured keys and values: stored bits and errors",
     "hard_cases": "biases, sinks, outliers, tiny and huge layers: what happens and what helps",
     "class_limits": "variance classes: reach, clipping, letters and tables against KL divergence",

@@ -265,7 +265,7 @@ inline u32 ballot(bool condition) {
     for (int lane = 0; lane < WARP; ++lane) bits |= (u32)b.exchange[set][thread / WARP * WARP + lane] << lane;
     return bits;
 }
-inline int first_bit(u32 bits) { return __builtin_ctz(bits); }
+inline int last_bit(u32 bits) { return 31 - __builtin_clz(bits); }
 inline i32 atomic_add(i32* at, i32 value) {
     const i32 before = *at;
     *at += value;

@@ -68,8 +68,8 @@ template <class T> DQ_DEVICE T from_lane_below(T value, int distance) {
     return __shfl_up_sync(0xFFFFFFFFu, value, distance);
 }
 DQ_DEVICE u32 ballot(bool condition) { return __ballot_sync(0xFFFFFFFFu, condition); }
-// The lowest bit that is set, of some.
-DQ_DEVICE int first_bit(u32 bits) { return __ffs((int)bits) - 1; }
+// The highest bit that is set, of some.
+DQ_DEVICE int last_bit(u32 bits) { return 31 - __clz((int)bits); }
 // Gives what stood there before.
 DQ_DEVICE i32 atomic_add(i32* at, i32 value) { return atomicAdd(at, value); }
 DQ_DEVICE void atomic_or(u32* at, u32 bits) { atomicOr(at, bits); }

@@ -323,30 +323,50 @@ template <class C> DQ_DEVICE void search_paths(const TrellisRows<C>& rows, PathS
     }
 }
 
-// From which letter on, counted in lanes of rounds, the fine path is taken: the first where both paths are in one state
-// and the rest fits.
+// Which letters are taken from the fine path, a bit for every lane of a round, to `ways`, which is free after a search:
+// parts between letters that both paths begin in one state, last first, as `room` allows.
 template <class C>
-DQ_DEVICE int switch_letter(const TrellisRows<C>& rows, int substream, const u16* fine, const u16* coarse, i32 room) {
-    int found = letter_rounds(rows) * LANES;
+DQ_DEVICE void take_fine(const TrellisRows<C>& rows, int substream, const u16* fine, const u16* coarse, i32 room) {
+    // What the letters of later rounds before `end`, counted in lanes of rounds, cost more.
     i32 after = 0;
+    int end = letter_rounds(rows) * LANES;
     for (int round = letter_rounds(rows) - 1; round >= 0; --round) {
         const PathLetter letter = path_letter(rows, substream, round);
         const u32* codes = rows.shared.codes;
-        const i32 dearer =
-            bits_at(codes, path_code(rows, letter, fine)) - bits_at(codes, path_code(rows, letter, coarse));
+        const u32 fine_code = path_code(rows, letter, fine), coarse_code = path_code(rows, letter, coarse);
+        const i32 dearer = bits_at(codes, fine_code) - bits_at(codes, coarse_code);
         i32 before = dearer;
 #pragma unroll
         for (int distance = 1; distance < LANES; distance *= 2) {
             const i32 lower = from_lane_below(before, distance);
             if (rows.lane >= distance) before += lower;
         }
-        const i32 all = from_lane(before, LANES - 1);
+        i32 upto = from_lane(before, LANES - 1);
+        before -= dearer;
         const bool same = letter.fields > 0 && path_state(fine[letter.place]) == path_state(coarse[letter.place]);
-        const u32 may = ballot(same && after + all - before + dearer <= room);
-        if (may) found = round * LANES + first_bit(may);
-        after += all;
+        // Where letters begin in one state and are equal, there is nothing to take.
+        u32 parts = ballot(same && fine_code != coarse_code);
+        if (rows.lane == 0) rows.ways[round] = 0;
+        warp_barrier();
+        while (parts) {
+            const int first = last_bit(parts);
+            const i32 lower = from_lane(before, first), cost = after + upto - lower;
+            if (cost <= room) {
+                room -= cost;
+                for (int other = round + rows.lane; other * LANES < end; other += LANES) {
+                    const u32 from = other == round ? ~0u << first : ~0u;
+                    const int rest = end - other * LANES;
+                    rows.ways[other] |= rest < LANES ? from & ((1u << rest) - 1) : from;
+                }
+                warp_barrier();
+            }
+            after = 0;
+            upto = lower;
+            end = round * LANES + first;
+            parts &= ~(1u << first);
+        }
+        after += upto;
     }
-    return found;
 }
 
 }  // namespace dquant

@@ -36,14 +36,14 @@ DQ_DEVICE void put_path(
     const TrellisTables& tables = rows.tables;
     const int lane = rows.lane;
     const u16 *coarse = rows.path(0, substream), *fine = search.below < 0 ? coarse : rows.path(1, substream);
-    const int change = switch_letter(rows, substream, fine, coarse, search.room);
+    take_fine(rows, substream, fine, coarse, search.room);
     u32* words = rows.words;
     for (int i = lane; i < tables.words; i += LANES) words[i] = 0;
     warp_barrier();
     u32 at = 1;
     for (int round = 0; round < letter_rounds(rows); ++round) {
         const PathLetter letter = path_letter(rows, substream, round);
-        const u16* path = round * LANES + lane >= change ? fine : coarse;
+        const u16* path = rows.ways[round] >> lane & 1 ? fine : coarse;
         const u32 code = rows.shared.codes[path_code(rows, letter, path)];
         for (int f = 0; f < letter.fields; ++f)
             add_path_value(rows, substream * tables.pitch + letter.place + f, path[letter.place + f], sums);
