@@ -128,6 +128,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, kernel_folder: Path) -> type[PageA
     monkeypatch.setattr(transformers_store, "on_gpu", lambda device: True)
     monkeypatch.setattr(transformers_device, "Codec", Codec)
     monkeypatch.setattr(transformers_device, "PageAttention", PageAttention)
+    here = SimpleNamespace(number=0, current=nullcontext())
+    monkeypatch.setattr(transformers_device, "cuda_device", lambda number: here)
     monkeypatch.setattr(transformers_device, "stream_of", lambda stream, arrays: nullcontext())
     PageAttention.folder, PageAttention.made, PageAttention.called = kernel_folder, 0, []
     return PageAttention
@@ -178,7 +180,7 @@ def reference(of: DQuantLayer, query: Any, new: Any, mask: Any) -> Any:
     of._config = SimpleNamespace(_attn_implementation="sdpa")
     of.rows = [replace(row, keys=row.keys.float(), values=row.values.float()) for row in of.rows]
     keys, values = (x.double().repeat_interleave(QUERY_HEADS // KV_HEADS, dim=1) for x in of.update(*new.float()))
-    logits = query.double() @ keys.transpose(2, 3) / math.sqrt(HEAD_DIM)
+    logits = query.double() @ keys.transpose(2, 3) / math.sqrt(query.shape[-1])
     return (logits.masked_fill(~mask, -torch.inf).softmax(-1) @ values).transpose(1, 2)
 
 
@@ -239,17 +241,18 @@ def check_what_kernels_do_not_take(device: str) -> None:
     want = reference(of, query, new, mask)
     got = attend(of, query, new, mask)
     assert float((got.double() - want).norm() / want.norm()) < 1e-5  # nothing but float32's own error
-    narrow = states(1, 120, "float32", device)[..., :16]
+    wide = torch.cat([states(1, 121, "float32", device)] * 2, dim=-1)[..., :80]
     of = layer([0])
     of.plan = None  # fitted to them
-    of.update(*narrow)
-    query = queries(1, 1, "float32", device)[..., :16]
-    new = states(1, 1, "float32", device, 1)[..., :16]
-    for turn in range(2):
-        keys, _ = of.update(*new)
-        module = SimpleNamespace(num_key_value_groups=QUERY_HEADS // KV_HEADS, is_causal=True, training=False)
-        out, _ = attention_forward(module, query, keys, _, causal([0], 121 + turn, 1, device))
-        assert out.shape == (1, 1, QUERY_HEADS, 16) and bool(out.isfinite().all())
+    of.update(*wide[:, :, :, :120])
+    query = torch.cat([queries(1, 1, "float32", device)] * 2, dim=-1)[..., :80]
+    new = wide[:, :, :, 120:]
+    for turn in range(2):  # the second time it is known that there are no kernels
+        mask = causal([0], 121 + turn, 1, device)
+        want = reference(of, query, new, mask)
+        got = attend(of, query, new, mask)
+        assert float((got.double() - want).norm() / want.norm()) < 1e-5
+    assert of.store is not None and len(of.rows[0].pages) == 3
 
 
 def same(on_device: DQuantLayer, on_host: DQuantLayer) -> None:

@@ -80,7 +80,7 @@ def waits(model: Any, cache: Any, steps: int) -> list[int]:
                 paged.read(model, token, cache, mask)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        counts.append(sum("synchroniz" in str(w.message) for w in caught))
+        counts.append(sum("called a synchronizing" in str(w.message) for w in caught))
     return counts
 
 

@@ -7,7 +7,8 @@ timed does not depend on what they say.  Each cache reads a prompt once and then
 step, through the model's forward as a program would call it, without graphs or compilation.  ``ms_per_step`` is the
 wall clock's time of ``--steps`` steps over their number, after the device is done, the least of ``--repeats`` times; in
 128 steps every sequence makes one page in every layer.  ``bytes`` are those of all tensors that a cache keeps alive
-after the prompt.  All layers share one plan, fitted to the first: that saves compiling and changes nothing that is read.
+after the prompt.  All layers share one plan, fitted to the first: that saves compiling and changes nothing of
+what is read.
 """
 
 from __future__ import annotations

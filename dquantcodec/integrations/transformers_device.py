@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from ..codec import Pages
 from ..cuda.attend import PageAttention
 from ..cuda.codec import Codec
+from ..cuda.device import device as cuda_device
 from ..cuda.device import stream_of
 from ..errors import UnsupportedError
+from ..page import PageLayout
 from ..plan import Plan
 from .transformers_exact import attend_exact, is_plain
 from .transformers_rows import Row, Step
@@ -56,8 +58,10 @@ class DeviceStore:
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self.plan, self.device = plan, device
-        self.codec = Codec(plan, device=device.index or 0)
-        self._pool = self._empty((0, self.codec.layout.page_bytes), torch.uint8)
+        on = cuda_device(device.index or 0)
+        self._pool = self._empty((0, PageLayout.of(plan).page_bytes), torch.uint8)
+        with on.current, stream_of(None, [self._pool]):
+            self.codec = Codec(plan, device=on.number)
         self._free: list[int] = []
         self._batch: Batch | None = None
         self._attentions: dict[int, tuple[tuple[Any, ...], PageAttention]] = {}
