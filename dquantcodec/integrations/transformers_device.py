@@ -71,8 +71,9 @@ class DeviceStore:
         copied = object.__new__(DeviceStore)
         memo[id(self)] = copied
         # Kernels and tables are the same for all copies; the batch is filled again from the copied rows.
-        copied.__dict__ = {**self.__dict__, "_pool": self._pool.clone(), "_free": list(self._free)}
-        copied._batch, copied._attentions = None, {}
+        copied.__dict__ = {**self.__dict__, "_free": list(self._free), "_batch": None, "_attentions": {}}
+        copied._pool = self._empty(tuple(self._pool.shape), torch.uint8)
+        copied._pool[:] = self._pool
         return copied
 
     def encode(self, keys: torch.Tensor, values: torch.Tensor) -> NDArray[Any]:
@@ -91,7 +92,7 @@ class DeviceStore:
     def keep(self, rows: Sequence[Row]) -> None:
         used = {int(number) for row in rows for number in row.pages}
         if not used:
-            self._pool, self._batch = self._pool[:0].clone(), None
+            self._pool, self._batch = self._empty((0, self._pool.shape[1]), torch.uint8), None
         self._free = [number for number in range(len(self._pool)) if number not in used]
 
     def data(self, pages: NDArray[Any]) -> NDArray[np.uint8]:
