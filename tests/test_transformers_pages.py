@@ -13,7 +13,8 @@ import paged_support as paged
 import pytest
 from paged_support import kernel_folder, stand_in, torch
 
-from dquantcodec.integrations import transformers_store
+from dquantcodec.errors import DeviceError
+from dquantcodec.integrations import transformers_device, transformers_store
 from dquantcodec.integrations.transformers_device import DeviceStore
 
 __all__ = ["kernel_folder", "stand_in"]
@@ -90,3 +91,34 @@ def test_pages_move_to_where_keys_are(stand_in: Any, host: Any) -> None:
 def test_beams_and_speculation(stand_in: Any) -> None:
     paged.check_beams_and_speculation("cpu")
     assert {1, 4} <= {positions for positions, _ in stand_in.called}
+
+
+def test_memory_is_that_of_the_pool_and_of_exact_tokens(stand_in: Any) -> None:
+    model = paged.llama("cpu", "bfloat16")
+    model.set_attn_implementation(paged.ATTENTION)
+    cache = paged.cache_of(model, plans={0: paged.plan(), 1: paged.plan()})
+    for tokens in (120, 1):
+        paged.read(model, paged.prompt(tokens, 2, "cpu"), cache)
+    expected = 0
+    for layer in cache.layers:
+        batch = layer.store._batch
+        numbers = 2 * (3 + 3) * 4  # three counts and three pages of two rows
+        assert batch.table.untyped_storage().nbytes() == numbers
+        expected += layer.store._pool.nbytes + batch.keys.nbytes + batch.values.nbytes + numbers
+        expected += sum(row.pages.nbytes for row in layer.rows)
+    assert cache.nbytes == expected
+    cache.reset()
+    assert cache.nbytes == 0
+
+
+def test_without_a_device_for_them_pages_stay_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(number: int) -> None:
+        raise DeviceError("no CuPy here", code="device-cupy")
+
+    monkeypatch.setattr(transformers_device, "cuda_device", missing)
+    transformers_store._warn.cache_clear()
+    device = torch.device("cuda", 0)
+    with pytest.warns(UserWarning, match="stay in the CPU's memory.*no CuPy here"):
+        store = transformers_store.store_at(device, paged.plan(), 1)
+    assert isinstance(store, transformers_store.HostStore) and store.device == device
+    transformers_store.store_at(device, paged.plan(), 1)  # said once
