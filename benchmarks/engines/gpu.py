@@ -2,13 +2,13 @@
 
     python benchmarks/engines/gpu.py [--json benchmarks/results/engines-transformers-gpu.json] [--only smollm2]
 
-Models have the shapes of SmolLM2-135M and of Llama-3-8B (eight of its layers) and random weights, in bfloat16: what is
-timed does not depend on what they say.  Each cache reads a prompt once and then takes single tokens, one a sequence and
-step, through the model's forward as a program would call it, without graphs or compilation.  ``ms_per_step`` is the
-wall clock's time of ``--steps`` steps over their number, after the device is done, the least of ``--repeats`` times; in
-128 steps every sequence makes one page in every layer.  ``bytes`` are those of all tensors that a cache keeps alive
-after the prompt.  All layers share one plan, fitted to the first: that saves compiling and changes nothing of
-what is read.
+Models have the shapes of Llama-3-8B (eight of its layers) and of SmolLM2-135M and random weights, in bfloat16, and the
+tokens before the first step are random keys and values given to the cache: what is timed does not depend on what they
+say.  Then come single tokens, one a sequence and step, through the model's forward as a program would call it, without
+graphs or compilation.  ``ms_per_step`` is the wall clock's time of ``--steps`` steps over their number until the device
+is done, the least of ``--repeats`` times; in 128 steps every sequence makes one page in every layer.  ``bytes`` are
+those of all tensors that a cache keeps alive before the steps.  All layers share one plan, fitted to such keys and
+values: that saves compiling and changes nothing of what is read.
 """
 
 from __future__ import annotations
@@ -26,25 +26,23 @@ import torch
 import transformers
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from dquantcodec import fit_plan
 from dquantcodec.bench.machine import versions
 from dquantcodec.errors import DQuantError
 from dquantcodec.integrations.transformers import ATTENTION, DQuantCache
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "smollm2": {
-        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
-        "num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49152,
-    },
     "llama-3-8b, 8 layers": {
         "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 8, "num_attention_heads": 32,
         "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 32000,
     },
+    "smollm2": {
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49152,
+    },
 }  # fmt: skip
-#: Batch and tokens of the prompt, by shape.
-ROWS = {
-    "smollm2": ((1, 2048), (1, 32768), (8, 8192)),
-    "llama-3-8b, 8 layers": ((1, 32768), (8, 8192), (8, 32768)),
-}
+#: Batch and tokens before the first step, by shape.
+ROWS = {"llama-3-8b, 8 layers": ((32, 32768), (8, 32768), (1, 32768)), "smollm2": ((8, 8192), (1, 2048))}
 PROFILE = "2.26"
 #: Steps before those that are timed: kernels are loaded, and the batch of exact tokens is filled.
 FIRST = 3
@@ -63,26 +61,36 @@ def cache_bytes(cache: Any) -> int:
     return sum(x.untyped_storage().nbytes() for layer in cache.layers for x in (layer.keys, layer.values))
 
 
-@torch.inference_mode()
-def prompt_read(model: Any, tokens: Any, cache: Any) -> Any:
-    model.set_attn_implementation("sdpa")
-    return model(tokens, cache=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+def states(config: Any, batch: int, tokens: int, layer: int) -> Any:
+    """Keys and values ``[2, B, H, T, D]`` whose channels differ, as those of models do."""
+    generator = torch.Generator("cuda").manual_seed(layer)
+    shape = 2, batch, config.num_key_value_heads, tokens, config.head_dim
+    found = torch.empty(shape, device="cuda", dtype=torch.bfloat16).normal_(generator=generator)
+    spread = torch.empty(2, 1, shape[2], 1, shape[4], device="cuda", dtype=torch.bfloat16)
+    return found.mul_(spread.normal_(0, 0.6, generator=torch.Generator("cuda").manual_seed(0)).exp_())
 
 
 @torch.inference_mode()
-def stepped(model: Any, token: Any, cache: Any, attention: str, steps: int) -> tuple[float, Any]:
-    """Milliseconds of a step, and the token behind the last."""
-    model.set_attn_implementation(attention)
+def filled(config: Any, cache: Any, batch: int, tokens: int) -> Any:
+    for layer in range(config.num_hidden_layers):
+        cache.update(*states(config, batch, tokens, layer), layer)
+    torch.cuda.synchronize()
+    return cache
+
+
+@torch.inference_mode()
+def stepped(model: Any, token: Any, cache: Any, steps: int) -> float:
+    """Milliseconds of a step; each takes the token that the one before it chose."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(steps):
         token = model(token, cache=cache, use_cache=True).logits[:, -1].argmax(-1, keepdim=True)
     torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / steps * 1e3, token
+    return (time.perf_counter() - begin) / steps * 1e3
 
 
 def row(model: Any, batch: int, context: int, plan: Any, a: argparse.Namespace) -> list[dict[str, Any]]:
-    """All caches after the same prompt."""
+    """All caches, one after another, so that memory is that of one."""
     config = model.config
     plans = dict.fromkeys(range(config.num_hidden_layers), plan)
     makers: dict[str, tuple[str, Callable[[], Any]]] = {
@@ -90,24 +98,16 @@ def row(model: Any, batch: int, context: int, plan: Any, a: argparse.Namespace) 
         "DQuantCache, decoding": ("sdpa", lambda: DQuantCache(config, PROFILE, plans=plans)),
         "DQuantCache, attention over pages": (ATTENTION, lambda: DQuantCache(config, PROFILE, plans=plans)),
     }
-    tokens = torch.randint(0, config.vocab_size, (batch, context), device="cuda")
+    token = torch.zeros(batch, 1, dtype=torch.long, device="cuda")
     found: dict[str, dict[str, Any]] = {}
     for name, (attention, make) in makers.items():
-        # One cache at a time, so that memory is that of one.
         result: dict[str, Any] = {"batch": batch, "context": context, "cache": name}
         try:
-            cache = make()
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            token = prompt_read(model, tokens, cache).argmax(-1, keepdim=True)
-            torch.cuda.synchronize()
-            result["prompt_ms"] = round((time.perf_counter() - begin) * 1e3, 1)
+            model.set_attn_implementation(attention)
+            cache = filled(config, make(), batch, context)
             result["bytes"] = cache_bytes(cache)
-            _, token = stepped(model, token, cache, attention, FIRST)
-            times = []
-            for _ in range(a.repeats):
-                taken, token = stepped(model, token, cache, attention, a.steps)
-                times.append(taken)
+            stepped(model, token, cache, FIRST)
+            times = [stepped(model, token, cache, a.steps) for _ in range(a.repeats)]
             result["ms_per_step"] = round(min(times), 3)
             result["all_ms_per_step"] = [round(t, 3) for t in times]
             result["tokens_per_s"] = round(batch / min(times) * 1e3, 1)
@@ -118,18 +118,11 @@ def row(model: Any, batch: int, context: int, plan: Any, a: argparse.Namespace) 
         except (RuntimeError, DQuantError, torch.OutOfMemoryError):
             result["failed"] = traceback.format_exc().splitlines()[-1]
             traceback.print_exc()
-        cache = token = None
+        cache = None
         torch.cuda.empty_cache()
         found[name] = result
         print(json.dumps(result), flush=True)
     return list(found.values())
-
-
-def fitted(model: Any) -> Any:
-    """The plan of the first layer."""
-    cache = DQuantCache(model.config, PROFILE, exact_layers=range(1, model.config.num_hidden_layers))
-    prompt_read(model, torch.randint(0, model.config.vocab_size, (1, 1024), device="cuda"), cache)
-    return cache.plans[0]
 
 
 def main() -> None:
@@ -155,7 +148,8 @@ def main() -> None:
             continue
         most = max(context for _, context in ROWS[name]) + arguments.steps * arguments.repeats + 16
         model = network(shape, most)
-        plan = fitted(model)
+        keys, values = (x[0].transpose(0, 1).cpu() for x in states(model.config, 1, 512, 0))
+        plan = fit_plan(PROFILE, keys, values)
         for batch, context in ROWS[name]:
             if time.monotonic() - begin > arguments.seconds:
                 print(f"no time left for {name}, {batch} x {context}", flush=True)
