@@ -255,6 +255,20 @@ def check_what_kernels_do_not_take(device: str) -> None:
     assert of.store is not None and len(of.rows[0].pages) == 3
 
 
+def check_numbers_that_are_not_finite(device: str) -> None:
+    """Named in tokens of their own sequence, although all sequences are coded together; and nothing is taken in."""
+    of = layer([0, 5, 0])
+    states_of = states(3, 125, "float16", device)
+    of.update(*states_of[:, :, :, :20])
+    states_of[1, 1, 2, 71, 9] = torch.nan
+    with pytest.raises(dq.errors.InputError, match="value of layer 0, token 66, head 2, channel 9 is not finite"):
+        of.update(*states_of[:, :, :, 20:])
+    assert of.get_seq_length() == 20 and not any(len(row.pages) for row in of.rows)
+    states_of[1, 1, 2, 71, 9] = 0
+    of.update(*states_of[:, :, :, 20:])
+    assert [len(row.pages) for row in of.rows] == [3, 3, 3]
+
+
 def same(on_device: DQuantLayer, on_host: DQuantLayer) -> None:
     assert on_device.get_seq_length() == on_host.get_seq_length() and len(on_device.rows) == len(on_host.rows)
     for ours, theirs in zip(on_device.rows, on_host.rows):
@@ -264,6 +278,10 @@ def same(on_device: DQuantLayer, on_host: DQuantLayer) -> None:
             np.testing.assert_array_equal(on_device.store.data(ours.pages), on_host.store.data(theirs.pages))
         for x, y in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
             assert torch.equal(x.cpu(), y)
+
+
+def pages_used(of: DQuantLayer) -> int:
+    return len({int(number) for row in of.rows for number in row.pages})
 
 
 def check_operations(device: str, host: Any, seed: int, dtype: str = "bfloat16") -> None:
@@ -278,7 +296,7 @@ def check_operations(device: str, host: Any, seed: int, dtype: str = "bfloat16")
     with host():
         here = layer(padding)
         here.update(*first.cpu())
-    most = 0
+    most = pages_used(there)
     for turn in range(30):
         batch = len(there.rows)
         what = rng.choice(["grow", "grow", "grow", "grow", "crop", "reorder", "repeat", "select", "copy"])
@@ -311,8 +329,7 @@ def check_operations(device: str, host: Any, seed: int, dtype: str = "bfloat16")
                 elif what == "select":
                     one.batch_select_indices(picked.to(at))
         same(there, here)
-        used = len({int(n) for row in there.rows for n in row.pages})
-        most = max(most, used)
+        most = max(most, pages_used(there))
         assert len(there.store._pool) <= most + max(transformers_device.LEAST_GROWTH, most // 4)
     there.reset()
     assert there.get_seq_length() == 0 and there.plan and not len(there.store._pool)

@@ -55,6 +55,10 @@ def test_text_is_that_of_decoding(dtype: str) -> None:
     paged.check_text("cuda", dtype, batch=4)
 
 
+def test_numbers_that_are_not_finite() -> None:
+    paged.check_numbers_that_are_not_finite("cuda")
+
+
 def test_a_loaded_cache_moves_to_the_keys_and_goes_on(tmp_path: Path) -> None:
     paged.check_resumed("cuda", tmp_path / "cache.dqkv")
 

@@ -65,6 +65,10 @@ def test_text_is_that_of_decoding(stand_in: Any, dtype: str) -> None:
     assert stand_in.called == [(1, dtype == "bfloat16")] * 48
 
 
+def test_numbers_that_are_not_finite(stand_in: Any) -> None:
+    paged.check_numbers_that_are_not_finite("cpu")
+
+
 def test_a_loaded_cache_goes_on(stand_in: Any, tmp_path: Path) -> None:
     paged.check_resumed("cpu", tmp_path / "cache.dqkv")
 

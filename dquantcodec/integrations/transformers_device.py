@@ -26,7 +26,7 @@ from ..page import PageLayout
 from ..plan import Plan
 from .transformers_exact import attend_exact, is_plain
 from .transformers_rows import Row, Step
-from .transformers_store import merged
+from .transformers_store import Part, merged
 
 #: New tokens of a sequence that attention over pages takes at once; more are read like a prompt.
 MOST_POSITIONS = 8
@@ -76,13 +76,16 @@ class DeviceStore:
         copied._pool[:] = self._pool
         return copied
 
-    def encode(self, keys: torch.Tensor, values: torch.Tensor) -> NDArray[Any]:
-        numbers = self._reserved(keys.shape[1] // self.plan.window)
+    def encode(self, parts: Sequence[Part]) -> list[NDArray[Any]]:
+        ends = np.cumsum([keys.shape[1] // self.plan.window for keys, _ in parts])
+        numbers = self._reserved(int(ends[-1]))
+        # All in one call, which waits once to learn that numbers are finite.
+        keys, values = parts[0] if len(parts) == 1 else (torch.cat(kind, dim=1) for kind in zip(*parts))
         rows = keys.transpose(0, 1), values.transpose(0, 1)
         self.codec.encode(*rows, pages=self._pool, numbers=self._uploaded(numbers))
         # Taken only now: after an error they are still free.
         self._free = self._free[len(numbers) :]
-        return numbers
+        return np.split(numbers, ends[:-1])
 
     def decode(self, pages: NDArray[Any], start: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = Pages(self._pool, len(pages) * self.plan.window)

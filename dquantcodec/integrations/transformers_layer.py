@@ -202,18 +202,24 @@ class DQuantLayer(BaseQuantizedLayer):  # type: ignore[misc]  # transformers has
         if self.store is None:
             self.store = store_at(rows[0].keys.device, self.plan, self.settings.threads)
         self.store.keep(rows)
-        return [self._with_pages(row, windows) if windows else row for row, windows in zip(rows, due)]
+        parts = {i: self._waiting(rows[i], windows * self.window) for i, windows in enumerate(due) if windows}
+        try:
+            made = dict(zip(parts, self.store.encode(list(parts.values()))))
+        except InputError:
+            for i, part in parts.items():  # one by one it is known whose numbers they are
+                with self._telling(rows[i]):
+                    self.store.encode([part])
+            raise
+        return [self._with_pages(row, made[i]) if i in made else row for i, row in enumerate(rows)]
 
     def _waiting(self, row: Row, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values ``[H, tokens, D]`` of the oldest tokens that wait."""
         part = slice(self.settings.sinks, self.settings.sinks + tokens)
         return row.keys[:, part], row.values[:, part]
 
-    def _with_pages(self, row: Row, windows: int) -> Row:
-        assert self.store
-        sinks, tokens = self.settings.sinks, windows * self.window
-        with self._telling(row):
-            made = self.store.encode(*self._waiting(row, tokens))
+    def _with_pages(self, row: Row, made: NDArray[Any]) -> Row:
+        """``row`` with its oldest waiting windows in the pages ``made``."""
+        sinks, tokens = self.settings.sinks, len(made) * self.window
         keys, values = (torch.cat([x[:, :sinks], x[:, sinks + tokens :]], dim=1) for x in (row.keys, row.values))
         before = row.pages if len(row.pages) else made[:0]
         coded = replace(row, keys=keys, values=values, pages=np.concatenate([before, made]))

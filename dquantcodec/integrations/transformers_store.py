@@ -22,6 +22,9 @@ from ..plan import Plan
 from .tensors import DTYPES, as_torch
 from .transformers_rows import Row, Step
 
+#: Keys and values ``[H, T, D]``.
+Part = tuple[torch.Tensor, torch.Tensor]
+
 
 class Store(Protocol):
     """The pages of one layer whose keys are on ``device``.
@@ -33,8 +36,8 @@ class Store(Protocol):
     device: torch.device
     plan: Plan
 
-    def encode(self, keys: torch.Tensor, values: torch.Tensor) -> NDArray[Any]:
-        """Pages of whole windows ``[H, T, D]``; raises :class:`InputError` for numbers that are not finite."""
+    def encode(self, parts: Sequence[Part]) -> list[NDArray[Any]]:
+        """Pages of whole windows of several rows; raises :class:`InputError` for numbers that are not finite."""
         ...
 
     def decode(self, pages: NDArray[Any], start: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,8 +101,8 @@ class HostStore:
         self.plan, self.device = plan, device
         self._codec = Codec(plan, threads=threads)
 
-    def encode(self, keys: torch.Tensor, values: torch.Tensor) -> NDArray[Any]:
-        return self._codec.encode(*host_rows(keys, values)).data
+    def encode(self, parts: Sequence[Part]) -> list[NDArray[Any]]:
+        return [self._codec.encode(*host_rows(*part)).data for part in parts]
 
     def decode(self, pages: NDArray[Any], start: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = Pages(pages, len(pages) * self.plan.window)
