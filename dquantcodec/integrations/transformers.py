@@ -9,7 +9,8 @@
 Layers with full attention are coded; the others (sliding windows, linear attention, shared ones) are transformers'
 own.  Decoded keys and values live for one layer's attention and are gone afterwards: every step decodes the whole
 history, which costs time and no memory.  ``keep_decoded`` turns this round.  With ``model.set_attn_implementation(
-"dquant")`` attention reads the pages themselves.
+"dquant")`` attention reads the pages themselves.  Pages are where the model's keys are: in the CPU's memory, or in a
+pool on a CUDA device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Attention for transformers that reads pages: ``model.set_attn_implementation("dquant")``.
 
-Queries of a forward pass attend to the pages through :meth:`dquantcodec.Codec.attend`, to the exact tokens as usual,
-and both results are merged by their log-sum-exps.  Layers without pages get transformers' own SDPA.
+Queries of a forward pass attend to pages where they are (:mod:`~dquantcodec.integrations.transformers_store`): on the
+CPU through :meth:`dquantcodec.Codec.attend`, on a CUDA device with the fused kernels, and what those do not take is
+decoded.  Layers without pages get transformers' own SDPA.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ..codec import Pages
 from ..errors import InputError, UnsupportedError
-from .tensors import as_torch
-from .transformers_layer import ATTENTION, Row, Step
+from .transformers_layer import ATTENTION
+from .transformers_rows import Step
 
 
 def register() -> None:
@@ -25,9 +25,11 @@ def register() -> None:
     AttentionMaskInterface.register(ATTENTION, attention_mask)
 
 
-def attention_mask(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Always a mask, so that its width says how many tokens attention must see."""
-    mask: torch.Tensor = sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
+def attention_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+    """A mask, whose width says how many tokens attention must see; none where the new ones are all there are."""
+    first = kwargs.get("q_length") == kwargs.get("kv_length")
+    skip = first and kwargs.get("allow_is_causal_skip", True)
+    mask: torch.Tensor | None = sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": skip})
     return mask
 
 
@@ -64,44 +66,11 @@ def attention_forward(
             code="attention-feature",
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = torch.stack(
-        [
-            _attend(step, row, queries, scale, None if mask is None else mask[i if len(mask) > 1 else 0])
-            for i, (row, queries) in enumerate(zip(step.rows, query))
-        ]
+    out = step.store.attend(step, query, scale, mask)
+    if out is not None:
+        return out.to(query.dtype), None
+    keys, values = step.decoded()
+    decoded: tuple[torch.Tensor, None] = sdpa_attention_forward(
+        module, query, keys, values, mask, scaling=scaling, **kwargs
     )
-    return out.to(query.dtype), None
-
-
-def _attend(step: Step, row: Row, query: torch.Tensor, scale: float, mask: torch.Tensor | None) -> torch.Tensor:
-    """Output float32 ``[L, Q, D]`` of one sequence; ``mask`` ``[1 or Q, L, T]``, true or zero where visible."""
-    coded, exact = step.columns(row)
-    heads, (all_heads, length, dim) = len(row.keys), query.shape
-    queries = query.to(torch.float32).reshape(heads, -1, length, dim)
-    logits = torch.matmul(queries, row.keys.to(torch.float32).transpose(1, 2)[:, None]) * scale
-    if mask is None:
-        # Only causal attention comes without a mask: the last query sees everything.
-        visible = torch.arange(step.tokens)[None] <= torch.arange(step.tokens - length, step.tokens)[:, None]
-        mask = visible[None].to(query.device)
-    additive = (
-        mask
-        if mask.dtype != torch.bool
-        else torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
-    )
-    if additive[..., coded.start : coded.stop].any():
-        raise InputError("the mask hides tokens that are in pages; only padding may be hidden", code="attention-mask")
-    columns = torch.from_numpy(exact).to(mask.device)
-    bias = additive[..., columns].expand(all_heads, -1, -1) if len(additive) == 1 else additive[..., columns]
-    logits = logits + bias.reshape(heads, -1, length, len(exact))
-    lse = torch.logsumexp(logits, dim=-1)
-    weights = torch.exp(logits - lse[..., None].nan_to_num(neginf=0.0))
-    out = torch.matmul(weights, row.values.to(torch.float32)[:, None])
-    out, lse = out.reshape(all_heads, length, dim).transpose(0, 1), lse.reshape(all_heads, length).T
-    if not len(row.pages):
-        return out
-    pages = Pages(row.pages, len(row.pages) * step.codec.plan.window)
-    found, sums = step.codec.attend(query.transpose(0, 1).cpu(), pages, scale=scale)
-    over_pages, of_pages = as_torch(found).to(out.device), as_torch(sums).to(out.device)
-    together = torch.logaddexp(lse, of_pages)
-    share = torch.exp(of_pages - together)[..., None]
-    return share * over_pages + torch.exp(lse - together)[..., None] * out
+    return decoded

@@ -25,7 +25,8 @@ from ..file.writer import Writer
 from ..foreign import to_numpy
 from ..plan import make_plan
 from .tensors import as_torch
-from .transformers_layer import DQuantLayer, Row
+from .transformers_layer import DQuantLayer
+from .transformers_rows import Row
 
 #: The key of the file's metadata under which the cache's own facts stand.
 FACTS = "transformers"
@@ -116,7 +117,7 @@ def _write(writer: Writer, sequence: int, tokens: int, held: Mapping[int, Any], 
                 found += [_sliding(x[sequence], tokens, start, stop) for x in (layer.keys, layer.values)]
         return found
 
-    ready = [layer.rows[sequence].pages for layer in coded] if windows else []
+    ready = [layer.store.data(layer.rows[sequence].pages) for layer in coded if layer.store] if windows else []
     exact = [
         _sliding(x[sequence], tokens, first, last)
         for layer in held.values()

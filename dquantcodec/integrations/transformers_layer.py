@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import BaseQuantizedLayer
 
-from ..codec import Codec, Pages
 from ..errors import InputError
 from ..fit import fit_plan
 from ..plan import Plan
 from ..profile import Profile
-from .tensors import DTYPES, as_torch
+from .tensors import DTYPES
+from .transformers_rows import Row, Step
+from .transformers_store import Store, host_rows, store_at
 
 #: The name of the attention that reads pages, for ``model.set_attn_implementation``.
 ATTENTION = "dquant"
@@ -37,46 +39,6 @@ class Settings:
     fit_windows: int
     keep_decoded: bool
     threads: int
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """One sequence: ``padding`` tokens that are not stored, exact leading ones, ``pages``, exact newest ones.
-
-    ``keys`` and ``values`` ``[H, E, D]`` are all exact tokens, leading ones first; ``pages`` uint8 ``[pages,
-    page_bytes]`` hold whole windows; ``decoded`` are keys and values ``[H, C, D]`` of the pages, if they are kept.
-    """
-
-    padding: int
-    keys: torch.Tensor
-    values: torch.Tensor
-    pages: NDArray[np.uint8]
-    decoded: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    @property
-    def exact(self) -> int:
-        return int(self.keys.shape[1])
-
-    def appended(self, keys: torch.Tensor, values: torch.Tensor) -> Row:
-        """With tokens ``[H, t, D]`` more."""
-        return replace(self, keys=torch.cat([self.keys, keys], dim=1), values=torch.cat([self.values, values], dim=1))
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """What attention of one forward pass reads instead of keys: the rows with the new tokens still exact."""
-
-    rows: tuple[Row, ...]
-    codec: Codec
-    sinks: int
-    tokens: int
-
-    def columns(self, row: Row) -> tuple[range, NDArray[np.intp]]:
-        """Columns of the attention mask: those of the pages, and those of the exact tokens."""
-        first = row.padding + self.sinks
-        coded = range(first, first + len(row.pages) * self.codec.plan.window)
-        before = np.arange(row.padding, coded.start)
-        return coded, np.concatenate([before, np.arange(coded.stop, self.tokens)])
 
 
 class DQuantLayer(BaseQuantizedLayer):  # type: ignore[misc]  # transformers has no types
@@ -102,14 +64,12 @@ class DQuantLayer(BaseQuantizedLayer):  # type: ignore[misc]  # transformers has
         self.number = number
         self.settings = settings
         self.rows: list[Row] = []
+        #: The plan of the pages, once it is fitted; kept over :meth:`reset`.
+        self.plan = plan
+        #: Where pages live, once there may be any.
+        self.store: Store | None = None
         self._config = config
         self._padding = padding
-        self._codec = Codec(plan, threads=settings.threads) if plan else None
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan of the pages, once it is fitted; kept over :meth:`reset`."""
-        return self._codec.plan if self._codec else None
 
     @property
     def window(self) -> int:
@@ -159,16 +119,14 @@ class DQuantLayer(BaseQuantizedLayer):  # type: ignore[misc]  # transformers has
                 code="cache-batch",
                 layer=self.number,
             )
-        rows = []
-        for row, keys, values in zip(self.rows, key_states, value_states):
-            skipped = max(0, row.padding - self.cumulative_length)
-            rows.append(row.appended(keys[:, skipped:], values[:, skipped:]))
+        self._move(key_states.device)
+        rows = self._appended(key_states, value_states)
         tokens = self.cumulative_length + key_states.shape[2]
         result: tuple[torch.Tensor, torch.Tensor]
-        if self._codec and any(len(row.pages) for row in rows):
+        if self.store and any(len(row.pages) for row in rows):
             if getattr(self._config, "_attn_implementation", None) == ATTENTION:
-                step = Step(tuple(rows), self._codec, self.settings.sinks, tokens)
-                result = marked(key_states, step), value_states
+                decoded = partial(self._all, rows, tokens)
+                result = marked(key_states, Step(rows, self.store, self.settings.sinks, tokens, decoded)), value_states
             else:
                 result = self._all(rows, tokens)
         elif any(row.padding for row in rows):
@@ -178,6 +136,30 @@ class DQuantLayer(BaseQuantizedLayer):  # type: ignore[misc]  # transformers has
         self.rows = self._coded(rows)
         self.cumulative_length = tokens
         return result
+
+    def _move(self, device: torch.device) -> None:
+        """Everything to ``device``, where keys are from now on, and pages to the store for it."""
+        before = self.store
+        if self.plan and (before is None or before.device != device):
+            self.store = store_at(device, self.plan, self.settings.threads)
+        if self.store is before and all(row.keys.device == device for row in self.rows):
+            return
+        moved: dict[int, NDArray[Any]] = {}  # rows share pages there as they did here
+        rows = []
+        for row in self.rows:
+            if before and self.store and len(row.pages) and id(row.pages) not in moved:
+                moved[id(row.pages)] = self.store.put(before.data(row.pages))
+            keys, values = row.keys.to(device), row.values.to(device)
+            decoded = row.decoded and (row.decoded[0].to(device), row.decoded[1].to(device))
+            rows.append(Row(row.padding, keys, values, moved.get(id(row.pages), row.pages), decoded))
+        self.rows = rows
+
+    def _appended(self, keys: torch.Tensor, values: torch.Tensor) -> list[Row]:
+        """Rows with tokens ``[B, H, t, D]`` more, padding left out."""
+        skipped = [max(0, row.padding - self.cumulative_length) for row in self.rows]
+        if self.store and not any(skipped):
+            return self.store.append(self.rows, keys, values)
+        return [row.appended(k[:, n:], v[:, n:]) for row, k, v, n in zip(self.rows, keys, values, skipped)]
 
     def _all(self, rows: Sequence[Row], tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values ``[B, H, tokens, D]`` of ``rows``."""
@@ -201,47 +183,49 @@ class DQuantLayer(BaseQuantizedLayer):  # type: ignore[misc]  # transformers has
             return row.decoded[0][:, start:], row.decoded[1][:, start:]
         if not len(row.pages):
             return row.keys[:, :0], row.values[:, :0]
-        assert self._codec
-        pages = Pages(row.pages, len(row.pages) * self.window)
-        like = row.keys
-        keys, values = self._codec.decode(pages, start, dtype=DTYPES[like.dtype])
-        return tuple(as_torch(x).to(like.device).transpose(0, 1) for x in (keys, values))
+        assert self.store
+        return self.store.decode(row.pages, start, row.keys)
 
     def _coded(self, rows: list[Row]) -> list[Row]:
         """``rows`` with every window in a page that is due."""
         due = [max(0, row.exact - self.settings.sinks - self.settings.recent) // self.window for row in rows]
         if not any(due):
             return rows
-        if self._codec is None:
+        if self.plan is None:
             # Of all rows the one that came first, had the tokens come one by one.
             first = min(range(len(rows)), key=lambda i: rows[i].padding)
             if due[first] < self.settings.fit_windows:
                 return rows
             tokens = self.settings.fit_windows * self.window
             with self._telling(rows[first]):
-                plan = fit_plan(self.settings.profile, *self._rows_of(rows[first], tokens))
-            self._codec = Codec(plan, threads=self.settings.threads)
-        return [self._with_pages(row, windows) if windows else row for row, windows in zip(rows, due)]
+                self.plan = fit_plan(self.settings.profile, *host_rows(*self._waiting(rows[first], tokens)))
+        if self.store is None:
+            self.store = store_at(rows[0].keys.device, self.plan, self.settings.threads)
+        self.store.keep(rows)
+        parts = {i: self._waiting(rows[i], windows * self.window) for i, windows in enumerate(due) if windows}
+        try:
+            made = dict(zip(parts, self.store.encode(list(parts.values()))))
+        except InputError:
+            for i, part in parts.items():  # one by one it is known whose numbers they are
+                with self._telling(rows[i]):
+                    self.store.encode([part])
+            raise
+        return [self._with_pages(row, made[i]) if i in made else row for i, row in enumerate(rows)]
 
-    def _rows_of(self, row: Row, tokens: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Keys and values ``[tokens, H, D]`` of the oldest tokens that wait, in the CPU's memory."""
-        from ..foreign import to_numpy
-
+    def _waiting(self, row: Row, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values ``[H, tokens, D]`` of the oldest tokens that wait."""
         part = slice(self.settings.sinks, self.settings.sinks + tokens)
-        keys, values = (x[:, part].transpose(0, 1).cpu() for x in (row.keys, row.values))
-        return to_numpy(keys, "keys"), to_numpy(values, "values")
+        return row.keys[:, part], row.values[:, part]
 
-    def _with_pages(self, row: Row, windows: int) -> Row:
-        assert self._codec
-        sinks, tokens = self.settings.sinks, windows * self.window
-        with self._telling(row):
-            data = self._codec.encode(*self._rows_of(row, tokens)).data
+    def _with_pages(self, row: Row, made: NDArray[Any]) -> Row:
+        """``row`` with its oldest waiting windows in the pages ``made``."""
+        sinks, tokens = self.settings.sinks, len(made) * self.window
         keys, values = (torch.cat([x[:, :sinks], x[:, sinks + tokens :]], dim=1) for x in (row.keys, row.values))
-        before = row.pages if len(row.pages) else data[:0]
-        coded = replace(row, keys=keys, values=values, pages=np.concatenate([before, data]))
+        before = row.pages if len(row.pages) else made[:0]
+        coded = replace(row, keys=keys, values=values, pages=np.concatenate([before, made]))
         if not self.settings.keep_decoded:
             return coded
-        new = self._decoded(replace(coded, pages=data, decoded=None))
+        new = self._decoded(replace(coded, pages=made, decoded=None))
         old = row.decoded or (keys[:, :0], values[:, :0])
         return replace(coded, decoded=(torch.cat([old[0], new[0]], dim=1), torch.cat([old[1], new[1]], dim=1)))
 
@@ -296,8 +280,11 @@ class DQuantLayer(BaseQuantizedLayer):  # type: ignore[misc]  # transformers has
         return Row(row.padding, keys, values, row.pages[:pages].copy(), decoded)
 
     def restore(self, rows: list[Row], tokens: int) -> None:
-        """Take over ``rows`` of a file, ``tokens`` long with their padding."""
+        """Take over ``rows`` of a file, ``tokens`` long with their padding; they hold the pages themselves."""
         super().lazy_initialization(rows[0].keys[None], rows[0].values[None])
+        self._move(rows[0].keys.device)
+        if self.store:
+            rows = [replace(row, pages=self.store.put(row.pages)) if len(row.pages) else row for row in rows]
         if self.settings.keep_decoded:
             rows = [replace(row, decoded=self._decoded(row)) if len(row.pages) else row for row in rows]
         self.rows, self.cumulative_length = rows, tokens
@@ -306,6 +293,8 @@ class DQuantLayer(BaseQuantizedLayer):  # type: ignore[misc]  # transformers has
         """Forget all tokens and the padding of their prompts; ``padding`` is that of the prompts to come."""
         super().reset()
         self.rows = []
+        if self.store:
+            self.store.keep(self.rows)
         self._padding = padding
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
@@ -321,7 +310,7 @@ class DQuantLayer(BaseQuantizedLayer):  # type: ignore[misc]  # transformers has
         self.rows = [self.rows[i] for i in places.tolist()]
 
     def offload(self) -> None:
-        """Nothing: pages are in the CPU's memory, exact tokens are few."""
+        """Nothing: pages are small and exact tokens are few."""
 
     def prefetch(self) -> None:
         """Nothing; see :meth:`offload`."""
@@ -330,6 +319,8 @@ class DQuantLayer(BaseQuantizedLayer):  # type: ignore[misc]  # transformers has
         """All arrays that the layer keeps alive."""
         for row in self.rows:
             yield from (row.keys, row.values, row.pages, *(row.decoded or ()))
+        if self.store:
+            yield from self.store.held()
 
     def _quantize(self, tensor: torch.Tensor) -> Any:
         raise NotImplementedError("keys and values are coded together")
