@@ -140,7 +140,7 @@ class PageCache:
         size = (batch * windows, coded.codec.layout.page_bytes)
         self.pools = [torch.empty(size, device=device, dtype=torch.uint8) for _ in range(shape.layers)]
         self.caches = [coded.library.cache(coded.codec, pool, self.table) for pool in self.pools]
-        self.lengths = [torch.as_tensor(cache.lengths, device=device) for cache in self.caches]
+        self.lengths = [torch.from_dlpack(cache.lengths) for cache in self.caches]
         leading = (2, batch, coded.sinks, shape.kv_heads, shape.head_dim)
         exact = {"device": device, "dtype": torch.bfloat16}
         self.leading = [torch.empty(leading, **exact) for _ in self.pools] if coded.sinks else []
@@ -190,7 +190,7 @@ class PageCache:
 
     def full(self) -> bool:
         """Whether a token of any layer found no room."""
-        return any(bool(torch.as_tensor(cache.full).any()) for cache in self.caches)
+        return any(bool(torch.from_dlpack(cache.full).any()) for cache in self.caches)
 
     def exact_rows(self, layer: int, sequence: int) -> torch.Tensor:
         """BF16 ``[2, T, H, D]``: a sequence as attention sees it, coded tokens decoded."""
