@@ -300,6 +300,41 @@ def test_launches_compute_what_the_operators_do() -> None:
     assert done.returncode == 0, done.stderr
 
 
+COMPILED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import fused_steps
+if fused_steps.triton is None:
+    sys.exit(77)
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+rows, number = "*bf16", "i32"
+norm = dict(x=rows, residual=rows, weight=rows, out=rows, width=number, epsilon="fp32", block="constexpr")
+rope = dict(heads=rows, queries=rows, query_norm=rows, key_norm=rows, rotations="*fp32", positions="*i32",
+            query_heads=number, stride=number, half=number, epsilon="fp32", block="constexpr")
+product = dict(gate_up=rows, out=rows, width=number, block="constexpr")
+for function, signature, block, warps in (
+    (fused_steps._add_norm, norm, 4096, 8),
+    (fused_steps._norm_rope, rope, 64, 1),
+    (fused_steps._silu_product, product, fused_steps.BLOCK, 4),
+):
+    source = ASTSource(fn=function, signature=signature, constexprs={"block": block})
+    made = fused_steps.triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    assert made.asm["cubin"], function
+"""
+
+
+def test_launches_compile_without_a_gpu(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-c", COMPILED, str(FOLDER)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode == 77:
+        pytest.skip("no Triton")
+    assert done.returncode == 0, done.stderr
+
+
 def test_plans_are_fitted_once(tmp_path: Path) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(FOLDER), "--keep", str(tmp_path), "--profiles", "2.26:classes,paper-2.26"]

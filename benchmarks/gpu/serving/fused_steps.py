@@ -7,7 +7,6 @@ cache.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 from torch.nn.functional import silu
@@ -89,9 +88,10 @@ def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 if triton is not None:
+    # Without annotations of types: Triton reads them, and knows its own alone.
 
     @triton.jit
-    def _add_norm(x: Any, residual: Any, weight: Any, out: Any, width: Any, epsilon: Any, block: tl.constexpr):
+    def _add_norm(x, residual, weight, out, width, epsilon, block: tl.constexpr):
         row = tl.program_id(0).to(tl.int64) * width
         at = tl.arange(0, block)
         inside = at < width
@@ -105,8 +105,8 @@ if triton is not None:
 
     @triton.jit
     def _norm_rope(
-        heads: Any, queries: Any, query_norm: Any, key_norm: Any, rotations: Any, positions: Any,
-        query_heads: Any, stride: Any, half: Any, epsilon: Any, block: tl.constexpr,
+        heads, queries, query_norm, key_norm, rotations, positions, query_heads, stride, half, epsilon,
+        block: tl.constexpr,
     ):  # fmt: skip
         row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
         at = tl.arange(0, block)
@@ -131,7 +131,7 @@ if triton is not None:
         tl.store(target + half + at, (high * cosines + low * sines).to(kind), inside)
 
     @triton.jit
-    def _silu_product(gate_up: Any, out: Any, width: Any, block: tl.constexpr):
+    def _silu_product(gate_up, out, width, block: tl.constexpr):
         row = tl.program_id(0).to(tl.int64)
         at = tl.program_id(1) * block + tl.arange(0, block)
         inside = at < width
