@@ -1,4 +1,4 @@
-"""Fused attention over pages beside PyTorch's BF16 decode attention, on one card in one run.
+"""Fused attention over pages beside BF16 decode attention of PyTorch and FlashInfer, on one card in one run.
 
     python benchmarks/gpu/attend.py --out benchmarks/results/gpu-attend.json [--rows 16x8192,ragged]
 
@@ -19,9 +19,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import flashinfer_decode
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -77,10 +79,22 @@ def spread(times: list[float]) -> dict[str, float]:
     }
 
 
-def bf16_times(batch: int, tokens: int) -> dict[str, Any]:
-    """PyTorch's back ends for ``batch`` sequences of ``tokens`` tokens."""
+def bf16_times(lengths: list[int]) -> dict[str, Any]:
+    """BF16 attention: FlashInfer's kernels where they are installed, and PyTorch's back ends.
+
+    PyTorch has no ragged decode attention to compare with: as many tokens in sequences of equal length.
+    """
+    batch, tokens = len(lengths), math.ceil(sum(lengths) / len(lengths))
     size = 2 * batch * tokens * KV_HEADS * HEAD_DIM * 2
     sets = max(2, min(24, -(-CACHE_BYTES // size)))
+    found = {}
+    if flashinfer_decode.installed():
+        for name, calls in flashinfer_decode.calls(lengths, QUERY_HEADS, KV_HEADS, HEAD_DIM, sets):
+            try:
+                found[name] = spread(replay_times(calls))
+            except RuntimeError as reason:
+                print(f"{name}, {batch} sequences: left out, {reason}"[:600], flush=True)
+        torch.cuda.empty_cache()
     shape = (2, batch, KV_HEADS, tokens, HEAD_DIM)
     cached = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
     query = torch.randn(batch, QUERY_HEADS, 1, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
@@ -88,7 +102,6 @@ def bf16_times(batch: int, tokens: int) -> dict[str, Any]:
     def call(keys_values: Any) -> Call:
         return lambda _: torch.nn.functional.scaled_dot_product_attention(query, *keys_values, enable_gqa=True)
 
-    found = {}
     for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
         with sdpa_kernel(backend):
             found[name] = spread(replay_times([call(x) for x in cached]))
@@ -215,6 +228,7 @@ def machine() -> dict[str, str]:
         "torch": torch.__version__,
         "cudnn": str(torch.backends.cudnn.version()),
         "cupy": cupy.__version__,
+        **({"flashinfer": version("flashinfer-python")} if flashinfer_decode.installed() else {}),
         "numpy": np.__version__,
     }
 
@@ -269,12 +283,10 @@ def main() -> None:
         if name == "ragged":
             least, largest, batch = RAGGED
             lengths = [int(x) for x in np.random.default_rng(0).integers(least, largest + 1, batch)]
-            # PyTorch has no ragged decode attention to compare with: as many tokens in sequences of equal length.
-            bf16 = bf16_times(batch, math.ceil(sum(lengths) / batch))
         else:
             batch, tokens = (int(x) for x in name.split("x"))
             lengths = [tokens] * batch
-            bf16 = bf16_times(batch, tokens)
+        bf16 = bf16_times(lengths)
         torch.cuda.empty_cache()
         for profile, pool in pools.items():
             rows.append(measure(name, lengths, profile, pool, bf16, copied))
