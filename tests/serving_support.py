@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dquantcodec.codec import Codec, Pages
-from dquantcodec.page import PageLayout
+from dquantcodec.page_layout import PageLayout
 from dquantcodec.plan import Plan
 
 

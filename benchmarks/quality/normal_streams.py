@@ -22,7 +22,7 @@ import numpy as np
 from captures import Floats, command_parser, normal_tokens, write_result
 
 from dquantcodec import Codec, Profile, StreamProfile, fit_plan
-from dquantcodec.grouping import mean_bits
+from dquantcodec.group_arrays import mean_bits
 from dquantcodec.mid_tread import code_bits, entropy, mid_tread, shares
 from dquantcodec.plan import StreamPlan
 from dquantcodec.profile import ClassRule

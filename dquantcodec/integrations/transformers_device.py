@@ -22,7 +22,7 @@ from ..cuda.codec import Codec
 from ..cuda.device import device as cuda_device
 from ..cuda.device import stream_of
 from ..errors import UnsupportedError
-from ..page import PageLayout
+from ..page_layout import PageLayout
 from ..plan import Plan
 from .transformers_exact import attend_exact, is_plain
 from .transformers_rows import Row, Step

@@ -7,7 +7,7 @@ from typing import Any
 
 from decoder_model import DecoderShape
 
-from dquantcodec.page import PageLayout
+from dquantcodec.page_layout import PageLayout
 from dquantcodec.plan import Plan
 
 #: BF16.
