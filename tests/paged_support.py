@@ -207,6 +207,13 @@ def check_steps(device: str, dtype: str, lengths: tuple[int, ...] = (1, 1, 3, 8,
         near(attend(of, query, new, mask if step % 3 else as_numbers(mask, dtype)), want, dtype)
     made = [(130 + sum(lengths) - skipped - SINKS - RECENT) // 32 for skipped in padding]
     assert [len(row.pages) for row in of.rows] == made
+    by_kernels(of)
+
+
+def by_kernels(of: DQuantLayer) -> None:
+    """Nothing was decoded because kernels did not take the plan."""
+    assert isinstance(of.store, transformers_device.DeviceStore)
+    assert of.store._attentions and not of.store._refused
 
 
 def as_numbers(mask: Any, dtype: str) -> Any:
@@ -407,6 +414,7 @@ def check_text(device: str, dtype: str, batch: int = 2, steps: int = 40) -> None
     assert sure > (0.5 if dtype == "bfloat16" else 0.9) * batch * steps
     for cache in caches.values():
         assert len(cache.layers[1].rows[0].pages) == (130 + steps - SINKS - RECENT) // 32
+    by_kernels(caches[ATTENTION].layers[1])
 
 
 def check_resumed(device: str, path: Path, dtype: str = "bfloat16") -> None:
@@ -446,3 +454,4 @@ def check_beams_and_speculation(device: str) -> None:
             texts.append(model.generate(tokens, cache=cache, **settings, **more).tolist())
         assert texts[0] == texts[1]
         assert len(cache.layers[1].rows[0].pages) >= 3
+        by_kernels(cache.layers[1])
