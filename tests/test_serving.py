@@ -251,6 +251,13 @@ def test_time_that_is_up_is_written_down() -> None:
     assert {row["why"] for row in run.result["left_out"]} == {"time"} and not run.result["batches"]
 
 
+def test_a_model_that_does_not_run_ends_the_run() -> None:
+    run = serving_run.Run(HostCard(), TINY, {}, prompt=300, sample=256, positions=400, repeats=1, back_ends=(None,))
+    run.model = None
+    serving_run.measure(run, [coded()], (1, 4), (300,))
+    assert [row["what"] for row in run.result["left_out"]] == ["none x 1"] and not run.result["growth"]
+
+
 INTERPRETED = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])

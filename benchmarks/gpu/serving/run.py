@@ -164,6 +164,9 @@ def measure(run: Run, all_coded: list[Coded], batches: tuple[int, ...], lengths:
     prompt = run.prompt
     for batch in batches:
         run.attempt(f"none x {batch}", lambda batch=batch: run.keep("batches", run.alone(batch)))
+        if not run.result["batches"]:
+            # Nothing else can work then, and a card is too dear to see that case by case.
+            return
     sequence = exact_bytes(run.shape, prompt)
     for batch in batches:
         if batch * sequence < run.card.free():
