@@ -158,7 +158,8 @@ class Run:
         ids = torch.tensor([1, 2], device=self.card.device)
         ours = self.model.logits(ids, cache).double()
         exact_logits = []
-        for rows.back_end in self.back_ends:
+        for back_end in self.back_ends:
+            rows.back_end = back_end
             exact_logits.append(self.model.logits(ids, rows).double())
 
         def error(of: torch.Tensor) -> float:
