@@ -37,8 +37,9 @@ def made_up() -> dict[str, Any]:
             row("2.26", 1, 2.5, 20), row("2.26", 64, 4.0, 1280), row("2.26", 500, 20.0, 10000),
         ],
         "largest": [{"cache": "bf16", "batch": 100}, {"cache": "2.26", "batch": 500}],
+        "left_out": [{"what": "x", "why": "time"}],
         "growth": [row("bf16", 1, 2, 10, 1024), row("bf16", 1, 4, 80, 8192), row("2.26", 1, 3, 16, 8192)],
-        "checks": [{"cache": "2.26", "tokens": 1001, "relative_error": 0.0123}],
+        "checks": [{"cache": "2.26", "tokens": 1001, "relative_error": 0.0123, "back_ends_error": 0.01}],
     }  # fmt: skip
 
 
@@ -54,12 +55,12 @@ def test_the_page_is_the_result() -> None:
 
 
 def test_the_verdict_says_who_is_faster_where() -> None:
-    assert page.verdict(made_up()).splitlines() == [
-        "- `2.26` rotated: the largest batch is 500 sequences instead of 100 (5.0 times), which decode 25,000 tokens a "
-        "second instead of 10,000 (2.50 times).",
-        "  At equal batches BF16 is faster with 1 (0.80 of BF16's tokens a second).",
-        "  At equal batches pages are as fast or faster with 64 (2.00 of BF16's tokens a second).",
-    ]
+    assert page.verdict(made_up()) == (
+        "- `2.26` rotated: The largest batch is 500 sequences instead of 100 (5.0 times), which decode 25,000 tokens a "
+        "second instead of 10,000 (2.50 times). At equal batches BF16 is faster with 1 (0.80 of BF16's tokens a "
+        "second). At equal batches pages are as fast or faster with 64 (2.00 of BF16's tokens a second)."
+    )
+    assert page.left_out(made_up()) == "Not measured: x (time)."
 
 
 def test_tables() -> None:
@@ -76,7 +77,7 @@ def test_tables() -> None:
         "| 1,024 | 10 MiB, 2.00 ms |  |", "| 8,192 | 80 MiB, 4.00 ms | 16 MiB (5.00), 3.00 ms |",
     ]  # fmt: skip
     assert page.parts_of_a_step(result).splitlines()[2:] == ["| `2.26` rotated | 1 | 1.00 | 0.25 | 1.25 |"]
-    assert page.checks(result).splitlines()[-1] == "| `2.26` rotated | 1,001 | 1.23% |"
+    assert page.checks(result).splitlines()[-1] == "| `2.26` rotated | 1,001 | 1.23% | 1.00% |"
     assert "8.00 billion" in page.setup(result) and "128 GiB" in page.setup(result)
 
 

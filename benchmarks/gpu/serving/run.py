@@ -144,7 +144,10 @@ class Run:
         return batch
 
     def check(self, coded: Coded, pages: torch.Tensor, tokens: int) -> Row:
-        """The same tokens from pages and, decoded, from BF16 rows: logits must agree as far as BF16 can tell."""
+        """The same tokens from pages and, decoded, from BF16 rows: logits must agree as far as BF16 can tell.
+
+        How far that is two back ends on the same rows show: ``back_ends_error``.
+        """
         lengths = torch.full((2,), tokens - 1, dtype=torch.int32)
         cache = PageCache(self.shape, coded, lengths, tokens)
         cache.fill(self.sample, pages)
@@ -153,10 +156,20 @@ class Run:
             for sequence in range(2):
                 exact[:, sequence, :, :-1] = cache.exact_rows(layer, sequence).permute(0, 2, 1, 3)
         ids = torch.tensor([1, 2], device=self.card.device)
-        ours, theirs = (self.model.logits(ids, x).double() for x in (cache, rows))
-        error = float((ours - theirs).norm() / theirs.norm())
-        same = int((ours.argmax(-1) == theirs.argmax(-1)).sum())
-        return {"cache": coded.name, "tokens": tokens, "relative_error": round(error, 6), "same_tokens": same, "of": 2}
+        ours = self.model.logits(ids, cache).double()
+        exact_logits = []
+        for back_end in self.back_ends:
+            rows.back_end = back_end
+            exact_logits.append(self.model.logits(ids, rows).double())
+
+        def error(of: torch.Tensor) -> float:
+            return round(float((of - exact_logits[0]).norm() / exact_logits[0].norm()), 6)
+
+        return {
+            "cache": coded.name, "tokens": tokens, "relative_error": error(ours),
+            "back_ends_error": error(exact_logits[1]) if len(exact_logits) > 1 else None,
+            "same_tokens": int((ours.argmax(-1) == exact_logits[0].argmax(-1)).sum()), "of": 2,
+        }  # fmt: skip
 
 
 def measure(run: Run, all_coded: list[Coded], batches: tuple[int, ...], lengths: tuple[int, ...]) -> None:

@@ -72,14 +72,15 @@ def setup(result: Result) -> str:
 
 
 def verdict(result: Result) -> str:
-    """What the rows say: at the largest batches, and who is faster at equal ones."""
+    """What the rows say of each plan: at its largest batch, and who is faster at equal ones."""
     exact = largest(result, "bf16")
     lines = []
     for name in caches(result)[1:]:
         most = largest(result, name)
+        said = []
         if exact and most:
-            lines.append(
-                f"- {NAMES[name]}: the largest batch is {most['batch']} sequences instead of {exact['batch']} "
+            said.append(
+                f"The largest batch is {most['batch']} sequences instead of {exact['batch']} "
                 f"({most['batch'] / exact['batch']:.1f} times), which decode {most['tokens_per_s']:,.0f} tokens a "
                 f"second instead of {exact['tokens_per_s']:,.0f} ({ratio(most, exact):.2f} times)."
             )
@@ -93,8 +94,15 @@ def verdict(result: Result) -> str:
                 ratios = [value for _, value in found]
                 sizes = ", ".join(str(batch) for batch, _ in sorted(found))
                 share = f"{min(ratios):.2f}" if len(found) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}"
-                lines.append(f"  At equal batches {what} with {sizes} ({share} of BF16's tokens a second).")
+                said.append(f"At equal batches {what} with {sizes} ({share} of BF16's tokens a second).")
+        lines.append(f"- {NAMES[name]}: {' '.join(said)}")
     return "\n".join(lines)
+
+
+def left_out(result: Result) -> str:
+    """What was asked for and not measured."""
+    missing = [f"{row['what']} ({row['why']})" for row in result["left_out"]]
+    return f"Not measured: {'; '.join(missing)}." if missing else "Nothing that was asked for is missing."
 
 
 def batches(result: Result) -> str:
@@ -152,10 +160,13 @@ def growth(result: Result) -> str:
 
 
 def checks(result: Result) -> str:
+    columns = {"relative_error": "difference of logits", "back_ends_error": "the same between PyTorch's two kernels"}
+    known = [key for key in columns if all(row.get(key) is not None for row in result["checks"])]
     lines = [
-        (NAMES[row["cache"]], f"{row['tokens']:,}", f"{100 * row['relative_error']:.2f}%") for row in result["checks"]
+        (NAMES[row["cache"]], f"{row['tokens']:,}", *(f"{100 * row[key]:.2f}%" for key in known))
+        for row in result["checks"]
     ]
-    return table(("", "tokens", "difference of logits"), lines)
+    return table(("", "tokens", *(columns[key] for key in known)), lines)
 
 
 def parts_of_a_step(result: Result) -> str:
@@ -175,6 +186,7 @@ def parts_of_a_step(result: Result) -> str:
 PARTS: dict[str, Callable[[Result], str]] = {
     "setup": setup,
     "verdict": verdict,
+    "left-out": left_out,
     "memory": memory,
     "batches": batches,
     "parts": parts_of_a_step,
