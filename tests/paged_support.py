@@ -196,12 +196,12 @@ STEPS = {1: 1, 3: 4, 8: 8, 5: 8, 2: 2}
 
 def check_steps(device: str, dtype: str, lengths: tuple[int, ...] = (1, 1, 3, 8, 1, 5, 8, 8, 2, 1)) -> None:
     """Steps of one and of several tokens, through several pages, of sequences of different lengths."""
-    padding = [0, 9, 60]
+    padding = [0, 9, 60, 95]
     of = layer(padding)
-    of.update(*states(3, 130, dtype, device))
-    assert [len(row.pages) for row in of.rows] == [3, 3, 1]
+    of.update(*states(4, 130, dtype, device))
+    assert [len(row.pages) for row in of.rows] == [3, 3, 1, 0]
     for step, length in enumerate(lengths):
-        new, query = states(3, length, dtype, device, step), queries(3, length, dtype, device, step)
+        new, query = states(4, length, dtype, device, step), queries(4, length, dtype, device, step)
         mask = causal(padding, of.get_seq_length() + length, length, device)
         want = reference(of, query, new, mask)
         near(attend(of, query, new, mask if step % 3 else as_numbers(mask, dtype)), want, dtype)

@@ -61,7 +61,7 @@ def test_operations_leave_what_they_leave_on_the_cpu(stand_in: Any, host: Any, s
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_text_is_that_of_decoding(stand_in: Any, dtype: str) -> None:
     # A page is made on the way.
-    paged.check_text("cpu", dtype, steps=24)
+    paged.check_text("cpu", dtype, batch=4, steps=24)
     assert stand_in.called == [(1, dtype == "bfloat16")] * 48
 
 

@@ -161,7 +161,8 @@ class DeviceStore:
             facts = np.zeros((len(rows), 3 + windows), np.int32)
             for fact, row in zip(facts, rows):
                 fact[:3] = row.exact, len(row.pages) * self.plan.window, row.padding
-                fact[3 : 3 + len(row.pages)] = row.pages
+                if len(row.pages):
+                    fact[3 : 3 + len(row.pages)] = row.pages
             there = self._uploaded(np.concatenate([facts[:, :3].T.reshape(-1), facts[:, 3:].reshape(-1)]))
             counts, table = there[: 3 * len(rows)].view(3, -1), there[3 * len(rows) :].view(len(rows), windows)
             exact, coded, padding = counts.unbind(0)
