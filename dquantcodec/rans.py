@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import inlined, kernel
+from .kernels import inlined, kernel, read_only
 from .letters import by_token, letter_table, spread_fields
 from .plan import StreamPlan
 from .profile import TILE
@@ -93,12 +94,17 @@ def decode_levels(
     letter = letter_table(plan, head_dim)
     levels = np.empty((tiles, substreams * letters // letter.per_head * head_dim, TILE), np.uint8)
     status = np.empty((tiles, substreams, TILE), np.uint8)
-    table = rans_table(plan)
-    decode_tiles(
-        words, table.advance, table.fields, plan.precision, letters,
-        letter.field_bits, plan.letter, head_dim, strict, levels, status,
-    )  # fmt: skip
+    decode_tiles(read_only(words), levels, status, *decode_steps(plan, head_dim, letters, strict))
     return levels, status
+
+
+@lru_cache(maxsize=1024)
+def decode_steps(plan: StreamPlan, head_dim: int, letters: int, strict: bool = False) -> tuple[Any, ...]:
+    """What :func:`decode_tiles` takes after its arrays."""
+    table, letter = rans_table(plan), letter_table(plan, head_dim)
+    return (
+        table.advance, table.fields, plan.precision, letters, letter.field_bits, plan.letter, head_dim, strict,
+    )  # fmt: skip
 
 
 @inlined
@@ -166,7 +172,7 @@ def take_letter(x, at, advance, fields, p, mask, flat, entries, place):
 
 
 @kernel
-def decode_tiles(words, advance, fields, precision, letters, field_bits, letter, head_dim, strict, levels, status):
+def decode_tiles(words, levels, status, advance, fields, precision, letters, field_bits, letter, head_dim, strict):
     p = np.uint32(precision)
     mask = np.uint32((1 << precision) - 1)
     tiles, substreams, capacity, lanes = words.shape
