@@ -55,14 +55,19 @@ def as_floats(array: ArrayLike | Any, kind: str) -> NDArray[Any]:
     return tensor
 
 
-def to_float32(tensor: NDArray[Any]) -> NDArray[np.float32]:
-    """A contiguous float32 copy; exact for every accepted dtype."""
+def to_float32(tensor: NDArray[Any], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    """A contiguous float32 copy, in ``out`` if it is given; exact for every accepted dtype."""
     from . import conversions  # brings Numba, which naming dtypes does not need
 
+    if out is None:
+        out = np.empty(tensor.shape, np.float32)
     if tensor.dtype == np.float32:
-        return np.array(tensor, np.float32, order="C")
+        out[...] = tensor
+        return out
     bits = np.ascontiguousarray(tensor).view(np.uint16)
-    return conversions.bfloat_to_float(bits) if tensor.dtype == BFLOAT16 else conversions.half_to_float(bits)
+    widen = conversions.bfloat_to_float if tensor.dtype == BFLOAT16 else conversions.half_to_float
+    widen(bits, out)
+    return out
 
 
 def store_float32(values: NDArray[np.float32], out: NDArray[Any]) -> None:

@@ -9,6 +9,7 @@ Grouped streams need no rotation; the gains of their classes are multiplied into
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,26 +114,21 @@ class Levels:
 
 @dataclass(frozen=True, eq=False)
 class Partial:
-    """Running softmax: largest logit and sum of exponentials ``[H, R]``, weighted values ``[H, R, D]``, rotated."""
+    """Softmax of some parts: largest logit and sum of exponentials ``[P, H, R]``, weighted values ``[P, H, R, D]``,
+    rotated."""
 
     largest: NDArray[np.float32]
     total: NDArray[np.float32]
     weighted: NDArray[np.float32]
 
     @staticmethod
-    def empty(problem: Problem) -> Partial:
-        rows = problem.query.shape[:2]
-        return Partial(np.full(rows, -np.inf, np.float32), np.zeros(rows, np.float32), np.zeros_like(problem.query))
-
-    def merge(self, other: Partial) -> Partial:
-        largest = np.maximum(self.largest, other.largest)
-        # -inf against -inf: both sides are empty and any factor serves.
-        pivot = np.where(np.isfinite(largest), largest, 0)
-        mine, theirs = np.exp(self.largest - pivot), np.exp(other.largest - pivot)
+    def empty(problem: Problem, parts: int = 1) -> Partial:
+        """Of no token."""
+        heads, rows, dim = problem.query.shape
         return Partial(
-            largest,
-            self.total * mine + other.total * theirs,
-            self.weighted * mine[..., None] + other.weighted * theirs[..., None],
+            np.full((parts, heads, rows), -np.inf, np.float32),
+            np.zeros((parts, heads, rows), np.float32),
+            np.zeros((parts, heads, rows, dim), np.float32),
         )
 
 
@@ -143,24 +139,40 @@ def over_levels(problem: Problem, key: Levels, value: Levels) -> Partial:
     attend_levels(
         weighted, basis, problem.query.shape, key.mean, key.levels.reshape(-1), key.offset, key.scale, key.middle,
         value.levels.reshape(-1), value.offset, value.scale, value.middle,
-        key.inside.start, key.inside.stop, result.largest, result.total, result.weighted,
+        key.inside.start, key.inside.stop, result.largest[0], result.total[0], result.weighted[0],
     )  # fmt: skip
-    result.weighted[...] *= value.gain.reshape(len(result.weighted), 1, -1)
-    if len(value.mean):
-        (mean,) = value.mean
-        result.weighted[...] += result.total[..., None] * mean[:, None, :]
-    result.weighted[...] *= np.float32(value.factor)
+    finish_values(result, value)
     return result
 
 
+def finish_values(result: Partial, value: Levels, first: int = 0) -> None:
+    """Gains, means and exponent of the values, in place; where there are means a part is a page, from ``first`` on."""
+    parts, heads, _, dim = result.weighted.shape
+    result.weighted[...] *= value.gain.reshape(heads, 1, dim)
+    if len(value.mean):
+        result.weighted[...] += result.total[..., None] * value.mean[first : first + parts, :, None, :]
+    result.weighted[...] *= np.float32(value.factor)
+
+
+def together(parts: Sequence[Partial]) -> Partial:
+    """The parts of all in one."""
+    return Partial(*(np.concatenate(of_all) for of_all in zip(*((p.largest, p.total, p.weighted) for p in parts))))
+
+
+def merge(into: Partial, parts: Partial) -> None:
+    """Fold all parts into the one part of ``into``, from the first to the last."""
+    merge_parts(parts.largest, parts.total, parts.weighted, into.largest[0], into.total[0], into.weighted[0])
+
+
 def finish(problem: Problem, partial: Partial, plan: Plan) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Output ``[H, R, D]`` in the original basis and log-sum-exp ``[H, R]``; zero and ``-inf`` without tokens."""
-    total = partial.total[..., None]
-    out = np.divide(partial.weighted, total, out=np.zeros_like(partial.weighted), where=total > 0)
+    """Output ``[H, R, D]`` of one part in the original basis and log-sum-exp ``[H, R]``; zero and ``-inf`` without
+    tokens."""
+    (weighted,), (total,), (largest,) = partial.weighted, partial.total, partial.largest
+    out = np.divide(weighted, total[..., None], out=np.zeros_like(weighted), where=total[..., None] > 0)
     if plan.value.grouping is None:
         out = unrotate(np.ascontiguousarray(out.transpose(1, 0, 2)), plan.signs).transpose(1, 0, 2)
     with np.errstate(divide="ignore"):
-        return out, partial.largest + np.log(partial.total)
+        return out, largest + np.log(total)
 
 
 def merge_exact(
@@ -180,6 +192,26 @@ def merge_exact(
     total = weights.sum(axis=2) + before
     mixed = np.matmul(weights, values.transpose(1, 0, 2)) + out * before[..., None]
     return mixed / total[..., None], largest + np.log(total)
+
+
+@kernel
+def merge_parts(part_largest, part_total, part_weighted, largest, total, weighted):
+    parts, heads, rows, dim = part_weighted.shape
+    for p in range(parts):
+        for h in range(heads):
+            for r in range(rows):
+                # A part without tokens adds nothing, and nothing is known to be larger than its -inf.
+                if part_total[p, h, r] == 0:
+                    continue
+                mine = theirs = np.float32(1)
+                if part_largest[p, h, r] > largest[h, r]:
+                    mine = np.float32(math.exp(largest[h, r] - part_largest[p, h, r]))
+                    largest[h, r] = part_largest[p, h, r]
+                else:
+                    theirs = np.float32(math.exp(part_largest[p, h, r] - largest[h, r]))
+                total[h, r] = total[h, r] * mine + part_total[p, h, r] * theirs
+                for d in range(dim):
+                    weighted[h, r, d] = weighted[h, r, d] * mine + part_weighted[p, h, r, d] * theirs
 
 
 @kernel

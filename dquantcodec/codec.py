@@ -7,33 +7,39 @@ are in :mod:`dquantcodec.encode`, those of decoding in the coders and :mod:`dqua
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from . import attend, encode, grid, group_prefix
-from .arrays import as_tensor, as_tensors, check_dtype, check_finite, store_float32, to_float32
-from .coders import CODERS
+from . import attend, encode, grid
+from .arrays import as_tensor, as_tensors, check_dtype, check_finite, to_float32
+from .attend import Partial, Problem
+from .attend_parts import PartAttention, one_path
+from .decode import RowDecoder, decode_levels, form_of
 from .errors import ChecksumError, FormatError, InputError
+from .faults import fit, unfit_fields, unused_bytes, wrong
 from .group_grid import nearest_levels
-from .letters import by_token, letter_table
-from .page import KindFields, page_exponents, read_kind, write_page
+from .letters import by_token
+from .page import KindFields, page_exponents, read_kind, tile_words, write_kind
 from .page_layout import KINDS, PageLayout
+from .parts import Part, parts_of
 from .plan import Plan, StreamPlan, plan_of
 from .profile import DEFAULT_PROFILE, TILE, Profile
-from .reconstruct import reconstruct
+from .shares import by_threads, window_shares
 from .status import EXPLANATIONS, REASONS
 from .trellis_drift import undrifted
 
-#: Values of one kind that go through the stages together: enough to make kernels worth calling, few enough to stay in
-#: a cache of a megabyte or two.
-GROUP_VALUES = 1 << 17
-
-_T = TypeVar("_T")
-_R = TypeVar("_R")
+#: Values of one kind that go through the stages of encoding together: so many that a thread seldom asks for the
+#: interpreter's lock, so few that they stay in a cache.
+ENCODED_VALUES = 1 << 19
+#: Values that are decoded together where they pass through memory on their way to the caller's.
+DECODED_VALUES = 1 << 21
+#: Values whose softmax is taken together.
+ATTENDED_VALUES = 1 << 19
+#: Numbers that partial results of attention may have together.
+PARTIAL_VALUES = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,29 +117,41 @@ class Codec:
         count = -(-tokens // plan.window)
         data = np.empty((count, self.layout.page_bytes), np.uint8)
 
-        group = self._group
+        # Of several threads each asks for the interpreter's lock less often.
+        each = self._pages(ENCODED_VALUES * min(self.threads, 2)) * plan.window
 
-        def encode_group(first_page: int) -> None:
-            first = first_page * plan.window
-            last = min(first + group * plan.window, tokens)
-            fields = []
-            for tensor, kind in zip(tensors, KINDS):
-                x = to_float32(tensor[first:last])
-                check_finite(x, kind, first)
-                fields.append(encode.encode_pages(x, plan, getattr(plan, kind)))
-            for page, (key, value) in enumerate(zip(*fields), first_page):
-                write_page(data[page], plan, key, value)
+        def encode_share(share: tuple[int, int]) -> None:
+            room = encode.Room()
+            memory = np.empty((min(each, share[1] - share[0]), plan.kv_heads, plan.head_dim), np.float32)
+            for first in range(*share, each):
+                last = min(first + each, share[1])
+                part = data[first // plan.window : -(-last // plan.window)]
+                part[:] = 0
+                for tensor, kind in zip(tensors, KINDS):
+                    x = to_float32(tensor[first:last], memory[: last - first])
+                    magnitudes = encode.page_magnitudes(x, plan.window)
+                    if not np.isfinite(magnitudes).all():
+                        self._refuse_values(tensors, first, last)
+                    for run, fields in encode.encode_pages(x, plan, getattr(plan, kind), magnitudes, room):
+                        write_kind(part[run], plan, kind, fields)
 
-        for _ in self._map(encode_group, range(0, count, group)):
-            pass
+        by_threads(encode_share, window_shares(0, tokens, plan.window, self.threads), self.threads)
         return Pages(data, tokens)
+
+    def _refuse_values(self, tensors: tuple[NDArray[Any], NDArray[Any]], first: int, last: int) -> None:
+        """Raise for the first page of the tokens ``first`` to ``last`` with NaN or infinity."""
+        for page in range(first, last, self.plan.window):
+            for tensor, kind in zip(tensors, KINDS):
+                check_finite(to_float32(tensor[page : min(page + self.plan.window, last)]), kind, page)
 
     def decode(
         self, pages: Pages, start: int = 0, stop: int | None = None, *, dtype: DTypeLike = np.float32
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Keys and values ``[stop - start, H, D]`` of tokens ``start`` to ``stop``; touches only their tiles."""
-        keys = self.decode_kind(pages, "key", start, stop, dtype=dtype)
-        return keys, self.decode_kind(pages, "value", start, stop, dtype=dtype)
+        start, stop, shape = self._rows(pages, "key", start, stop)
+        keys, values = (np.empty(shape, check_dtype(dtype)) for _ in KINDS)
+        self._decode(pages, start, stop, {"key": keys, "value": values})
+        return keys, values
 
     def decode_kind(
         self,
@@ -153,31 +171,54 @@ class Codec:
         wrote and :class:`FormatError` (``page-exponent``, ``page-affine``) for page fields that none wrote; the
         content of ``out`` is undefined then.  :class:`InputError` (``input-out``) if ``out`` cannot take the rows.
         """
-        plan = self.plan
-        start, stop, _ = slice(start, stop).indices(self._checked(pages, kind).tokens)
-        shape = (max(0, stop - start), plan.kv_heads, plan.head_dim)
+        start, stop, shape = self._rows(pages, kind, start, stop)
         rows = np.empty(shape, check_dtype(dtype)) if out is None else _writable(out, shape)
-
-        def decode_part(part: _Part) -> None:
-            fields, levels = self._levels(pages, kind, part)
-            x = reconstruct(fields, levels, plan, getattr(plan, kind))
-            place = rows[part.first_token - start :][: part.tokens]
-            whole = place if place.flags.c_contiguous else np.empty(place.shape, place.dtype)
-            store_float32(x[part.inside], whole)
-            if whole is not place:
-                place[...] = whole
-
-        # Threads hand the interpreter's lock around between kernels, so theirs should be long.
-        share = -(-(stop - start) // (plan.window * self.threads))
-        most = max(self._group, min(4 * self.threads * self._group, share))
-        for _ in self._map(decode_part, self._parts(pages, start, stop, most)):
-            pass
+        self._decode(pages, start, stop, {kind: rows})
         return rows
+
+    def _rows(self, pages: Pages, kind: str, start: int, stop: int | None) -> tuple[int, int, tuple[int, int, int]]:
+        """The tokens that a slice of ``pages`` means, and the shape of their rows."""
+        start, stop, _ = slice(start, stop).indices(self._checked(pages, kind).tokens)
+        return start, stop, (max(0, stop - start), self.plan.kv_heads, self.plan.head_dim)
+
+    def _decode(self, pages: Pages, start: int, stop: int, rows: dict[str, NDArray[Any]]) -> None:
+        """Tokens ``start`` to ``stop`` of every kind in ``rows``."""
+        if start >= stop:
+            return
+        window = self.plan.window
+        run = slice(start // window, -(-stop // window))
+        whole, origin = slice(0, self.layout.tiles), run.start * window
+        exponents = page_exponents(pages.data[run])
+        inside = slice(start - origin, stop - origin)
+        decoders = {}
+        for kind in rows:
+            fields = read_kind(pages.data[run], self.plan, kind, whole, words=False)
+            if not fit(exponents[:, KINDS.index(kind)], fields, inside):
+                self._refuse_pages(pages, rows, start, stop)
+            words = tile_words(pages.data[run], self.plan, kind)
+            decoders[kind] = RowDecoder(fields, words, self.plan, getattr(self.plan, kind))
+
+        def decode_share(share: tuple[str, int, int]) -> None:
+            kind, first, last = share
+            out, decoder, of_kind = rows[kind][first - start : last - start], decoders[kind], KINDS.index(kind)
+            if form_of(out) is not None and not exponents[:, of_kind].any():
+                decoder.rows(first - origin, last - origin, out)
+                return
+            # Rows that pass through memory of their own: a few pages at a time.
+            for part in self._parts(pages, first, last, self._pages(DECODED_VALUES)):
+                at = part.first_token
+                exponent = int(exponents[part.pages.start - run.start, of_kind])
+                decoder.rows(at - origin, at - origin + part.tokens, out[at - first :][: part.tokens], exponent)
+
+        shares = window_shares(start, stop, window, self.threads)
+        by_threads(decode_share, [(kind, *share) for kind in rows for share in shares], self.threads)
+        if any(wrong(decoder.status, inside) for decoder in decoders.values()):
+            self._refuse_pages(pages, rows, start, stop)
 
     def symbols(self, pages: Pages, kind: str) -> NDArray[np.uint8]:
         """The decoded symbols uint8 ``[T, n]`` of ``kind``, counted from the lowest level of the grid or class."""
         out = np.empty((self._checked(pages, kind).tokens, self.plan.values), np.uint8)
-        for part in self._parts(pages, 0, pages.tokens):
+        for part in self._parts(pages, 0, pages.tokens, 1):
             _, levels = self._levels(pages, kind, part)
             out[part.first_token :][: part.tokens] = by_token(levels)[part.inside]
         return out
@@ -190,7 +231,7 @@ class Codec:
         tokens, that are not zero).
         """
 
-        def check_part(part: _Part) -> list[tuple[str, int, int, str]]:
+        def check_part(part: Part) -> list[tuple[str, int, int, str]]:
             found = []
             for kind in KINDS:
                 fields = read_kind(pages.data[part.pages], self.plan, kind, part.tiles)
@@ -206,8 +247,8 @@ class Codec:
                 found += [(kind, part.first_token + token, 0, code) for token, code in unfit]
             return found
 
-        parts = self._parts(self._checked(pages), 0, pages.tokens, most=1)
-        return [finding for found in self._map(check_part, parts) for finding in found]
+        parts = list(self._parts(self._checked(pages), 0, pages.tokens, 1))
+        return [finding for found in by_threads(check_part, parts, self.threads) for finding in found]
 
     def drift_share(self, keys: ArrayLike | Any, values: ArrayLike | Any, pages: Pages) -> tuple[float, float]:
         """Shares of key and of value symbols that are not the nearest level of their grid (paper, appendix).
@@ -252,19 +293,21 @@ class Codec:
         """
         plan = self.plan
         self._checked(pages)
-        problem = attend.Problem.of(query, plan, scale)
+        problem = Problem.of(query, plan, scale)
 
-        def attend_part(part: _Part) -> attend.Partial:
-            decoded = []
-            for kind in KINDS:
-                fields, levels = self._levels(pages, kind, part)
-                decoded.append(attend.Levels.of(fields, levels, part.inside, getattr(plan, kind)))
-            return attend.over_levels(problem, *decoded)
-
-        partial = attend.Partial.empty(problem)
-        parts = self._parts(pages, 0, pages.tokens, most=1 if plan.value.mean else 4 * self._group)
-        for other in self._map(attend_part, parts):
-            partial = partial.merge(other)
+        # Parts, and the order in which they are merged, are the same for every number of threads.
+        most = 1 if plan.value.mean else self._pages(ATTENDED_VALUES)
+        parts = list(self._parts(pages, 0, pages.tokens, most))
+        over, statuses = self._attention(problem, pages, parts)
+        partial = Partial.empty(problem)
+        # Results of many queries are merged before there are too many of them.
+        together = max(self.threads, PARTIAL_VALUES // max(1, problem.query.size))
+        for first in range(0, len(parts), together):
+            shares = window_shares(first, min(first + together, len(parts)), 1, self.threads)
+            for others in by_threads(lambda share: over(*share), shares, self.threads):
+                attend.merge(partial, others)
+        if any(wrong(status, slice(0, pages.tokens)) for status in statuses):
+            self._refuse_pages(pages, KINDS, 0, pages.tokens, by_page=True)
         result, sums = attend.finish(problem, partial, plan)
         if exact is not None:
             rows = [as_tensor(a, kind, plan.kv_heads, plan.head_dim) for a, kind in zip(exact, KINDS)]
@@ -274,6 +317,36 @@ class Codec:
                 )
             result, sums = attend.merge_exact(problem, result, sums, *(to_float32(r) for r in rows))
         return problem.shaped(result, sums)
+
+    def _attention(
+        self, problem: Problem, pages: Pages, parts: list[Part]
+    ) -> tuple[Callable[[int, int], Partial], list[NDArray[np.uint8]]]:
+        """What attends to the parts from one to another, and statuses of kinds that tell afterwards what is wrong."""
+        plan, tiles = self.plan, self.layout.tiles
+        exponents = page_exponents(pages.data)
+        if parts and one_path(plan) and (exponents == exponents[0]).all():
+            fields = [read_kind(pages.data, plan, kind, slice(0, tiles), words=False) for kind in KINDS]
+            if not all(fit(exponents, found, slice(0, pages.tokens)) for found in fields):
+                self._refuse_pages(pages, KINDS, 0, pages.tokens, by_page=True)
+            tokens = np.array([part.tokens for part in parts])
+            first = np.array([part.pages.start for part in parts]) * tiles
+            ends = np.stack([first, first - (-tokens // TILE)], axis=1)
+            words = [tile_words(pages.data, plan, kind) for kind in KINDS]
+            attention = PartAttention(problem, plan, fields, words, ends, tokens)
+            return attention.over, attention.statuses
+
+        def over(first: int, last: int) -> Partial:
+            """Part by part."""
+            partials = []
+            for part in parts[first:last]:
+                decoded = []
+                for kind in KINDS:
+                    fields, levels = self._levels(pages, kind, part)
+                    decoded.append(attend.Levels.of(fields, levels, part.inside, getattr(plan, kind)))
+                partials.append(attend.over_levels(problem, *decoded))
+            return attend.together(partials)
+
+        return over, []
 
     def _checked(self, pages: Pages, kind: str = "key") -> Pages:
         """``pages`` if they are pages of this codec, whatever their content, and ``kind`` is one."""
@@ -289,7 +362,16 @@ class Codec:
             raise InputError(f"there are keys ('key') and values ('value'), not {kind!r}", code="input-kind")
         return pages
 
-    def _levels(self, pages: Pages, kind: str, part: _Part) -> tuple[KindFields, NDArray[np.uint8]]:
+    def _refuse_pages(self, pages: Pages, kinds: Iterable[str], start: int, stop: int, by_page: bool = False) -> None:
+        """Raise for the first page, kind by kind or page by page, that does not check out; there is one."""
+        order = [(kind, page) for kind in kinds for page in self._parts(pages, start, stop, 1)]
+        if by_page:
+            order.sort(key=lambda found: found[1].first_token)
+        for kind, page in order:
+            self._levels(pages, kind, page)
+        raise AssertionError("nothing is wrong with any of the pages")
+
+    def _levels(self, pages: Pages, kind: str, part: Part) -> tuple[KindFields, NDArray[np.uint8]]:
         """Fields and levels ``[tiles, n, 32]`` of a part, everything about them checked."""
         fields = read_kind(pages.data[part.pages], self.plan, kind, part.tiles)
         for token, code in unfit_fields(fields, part.inside):
@@ -300,52 +382,25 @@ class Codec:
                 token=part.first_token + token,
             )
         levels, status = decode_levels(fields, self.plan, getattr(self.plan, kind))
-        wrong = np.argwhere(status[part.inside])
-        if len(wrong):
-            token, substream = int(wrong[0][0]), int(wrong[0][1])
-            code = REASONS[int(status[part.inside][token, substream])]
+        if not status.any():
+            return fields, levels
+        for row, substream in np.argwhere(status[part.inside]).tolist():
+            token, code = part.first_token + row, REASONS[int(status[part.inside][row, substream])]
             raise ChecksumError(
-                f"the {kind} container of token {part.first_token + token}, sub-stream {substream} "
-                f"{EXPLANATIONS[code]}",
+                f"the {kind} container of token {token}, sub-stream {substream} {EXPLANATIONS[code]}",
                 code=code,
                 kind=kind,
-                token=part.first_token + token,
+                token=token,
                 substream=substream,
             )
         return fields, levels
 
-    def _parts(self, pages: Pages, start: int, stop: int, most: int | None = None) -> Iterator[_Part]:
-        """The tokens ``start`` to ``stop`` page by page, whole pages of one exponent up to ``most`` together."""
-        window, tiles = self.plan.window, self.layout.tiles
-        first = start // window
-        exponents = page_exponents(pages.data[first : -(-stop // window)])
-        most = most or self._group
-        while start < stop:
-            page, skipped = divmod(start, window)
-            count = 1
-            if skipped == 0:
-                at = page - first
-                alike = (exponents[at : at + min(most, (stop - start) // window)] == exponents[at]).all(axis=1)
-                count = max(1, len(alike) if alike.all() else int(alike.argmin()))
-            tokens = min(stop - start, count * window - skipped)
-            first_tile = skipped // TILE
-            last_tile = tiles if count > 1 else -(-(skipped + tokens) // TILE)
-            inside = slice(skipped - first_tile * TILE, skipped - first_tile * TILE + tokens)
-            yield _Part(slice(page, page + count), slice(first_tile, last_tile), start, inside)
-            start += tokens
+    def _parts(self, pages: Pages, start: int, stop: int, most: int) -> Iterator[Part]:
+        return parts_of(pages.data, self.plan, start, stop, most)
 
-    @property
-    def _group(self) -> int:
-        """Pages that go through the stages together."""
-        return max(1, GROUP_VALUES // (self.plan.window * self.plan.values))
-
-    def _map(self, function: Callable[[_T], _R], items: Iterable[_T]) -> Iterator[_R]:
-        work = list(items)
-        if self.threads == 1 or len(work) < 2:
-            yield from map(function, work)
-            return
-        with ThreadPoolExecutor(min(self.threads, len(work))) as pool:
-            yield from pool.map(function, work)
+    def _pages(self, values: int) -> int:
+        """Pages that hold about so many values of a kind."""
+        return max(1, values // (self.plan.window * self.plan.values))
 
 
 def _writable(out: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -355,45 +410,3 @@ def _writable(out: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         raise InputError(f"out must be a writable NumPy array {list(shape)}, not {found}", code="input-out")
     check_dtype(out.dtype)
     return out
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Tokens of one page or of some whole ones: their tiles, the first token, and where the tokens lie in the tiles."""
-
-    pages: slice
-    tiles: slice
-    first_token: int
-    inside: slice
-
-    @property
-    def tokens(self) -> int:
-        return int(self.inside.stop - self.inside.start)
-
-
-def decode_levels(
-    fields: KindFields, plan: Plan, stream: StreamPlan, strict: bool = False
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Levels uint8 ``[tiles, n, 32]`` and, one row per token, statuses uint8 ``[32 * tiles, S]``."""
-    if stream.grouping is not None:
-        levels, status = group_prefix.decode_levels(fields.words, stream, strict)
-        return levels, by_token(status)
-    letters = plan.kv_heads // stream.substreams * letter_table(stream, plan.head_dim).per_head
-    levels, status = CODERS[stream.coder].decode_levels(fields.words, stream, plan.head_dim, letters, strict)
-    return levels, by_token(status)
-
-
-def unfit_fields(fields: KindFields, tokens: slice) -> Iterator[tuple[int, str]]:
-    """Reason codes of fields that no encoder writes, each with a token counted from the first of ``tokens``."""
-    if not encode.LEAST_EXPONENT <= fields.exponent <= encode.MOST_EXPONENT:
-        yield 0, "page-exponent"
-    if fields.scale is not None and not np.isfinite(fields.scale).all():
-        yield 0, "page-affine"
-    finite = np.isfinite(fields.affine[tokens]).all(axis=1)
-    yield from ((int(token), "page-affine") for token in np.flatnonzero(~finite))
-
-
-def unused_bytes(fields: KindFields, tokens: int) -> bool:
-    """Whether tiles hold anything for tokens from ``tokens`` on, which do not exist."""
-    by_token = fields.words.transpose(0, 3, 1, 2).reshape(len(fields.affine), -1)
-    return bool(by_token[tokens:].any() or fields.affine[tokens:].view(np.uint16).any())

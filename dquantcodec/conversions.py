@@ -24,20 +24,17 @@ HARDWARE_HALF = COMPILED and (
 )
 
 
-def half_to_float(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """FP16 bits (any shape, contiguous) to float32, exactly."""
-    if not HARDWARE_HALF:
-        return bits.view(np.float16).astype(np.float32)
-    out = np.empty(bits.shape, np.float32)
-    widen_half(bits.reshape(-1), out.reshape(-1))
-    return out
+def half_to_float(bits: NDArray[np.uint16], out: NDArray[np.float32]) -> None:
+    """FP16 bits to float32, exactly; both contiguous and of one shape."""
+    if HARDWARE_HALF:
+        widen_half(bits.reshape(-1), out.reshape(-1))
+    else:
+        out[...] = bits.view(np.float16)
 
 
-def bfloat_to_float(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """BF16 bits (any shape, contiguous) to float32, exactly."""
-    out = bits.astype(np.uint32)
-    out <<= np.uint32(16)
-    return out.view(np.float32)
+def bfloat_to_float(bits: NDArray[np.uint16], out: NDArray[np.float32]) -> None:
+    """BF16 bits to float32, exactly; both contiguous and of one shape."""
+    widen_bfloat(bits.reshape(-1), out.reshape(-1).view(np.uint32))
 
 
 def float_to_half(values: NDArray[np.float32], out: NDArray[np.uint16]) -> None:
@@ -77,6 +74,12 @@ def widen_half(bits, out):
 
 
 @kernel
+def widen_bfloat(bits, out):
+    for i in range(out.shape[0]):
+        out[i] = np.uint32(bits[i]) << np.uint32(16)
+
+
+@kernel
 def narrow_half(values, out):
     for i in range(out.shape[0]):
         out[i] = _half_from_float(values[i])
@@ -88,3 +91,9 @@ def narrow_bfloat(bits, out):
         b = bits[i]
         # A carry out of the mantissa rounds to the next power of two or to infinity, as it should.
         out[i] = np.uint16(np.uint32(b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+@kernel
+def narrow_bits(values, out):
+    """Stands where :func:`narrow_half` cannot be compiled; never called."""
+    out[:] = 0

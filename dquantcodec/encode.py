@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from . import drift, grid, group_prefix, means
 from .coders import CODERS
+from .group_arrays import group_arrays
 from .group_drift import drift_grouped
 from .group_grid import fit_scale, grouped_positions, grouped_scale
+from .kernels import kernel
 from .letters import pack
 from .page import KindFields
 from .plan import Plan, StreamPlan, budget
@@ -30,14 +32,14 @@ class Prepared:
     """Tokens of one kind as positions on their grids, with all that the decoder will need to undo it.
 
     exponents, mean_scales, means
-        One entry a page; the latter two empty for kinds without means.
+        One entry a page (FP16 ``[pages, H]``, int8 ``[pages, H, D]``); the latter two empty for kinds without means.
     offset, scale, position
         FP16 ``[T]``, FP16 ``[T]`` and int32 ``[T, n]``; of a grouped stream ``[T, rows * 8]``, in coded order.
     """
 
     exponents: list[int]
-    mean_scales: list[NDArray[np.float16]]
-    means: list[NDArray[np.int8]]
+    mean_scales: NDArray[np.float16]
+    means: NDArray[np.int8]
     offset: NDArray[np.float16]
     scale: NDArray[np.float16]
     position: NDArray[np.int32]
@@ -61,39 +63,78 @@ def page_exponent(largest: float) -> int:
     return int(np.frexp(np.float64(largest))[1]) - 9
 
 
+def page_magnitudes(x: NDArray[np.float32], window: int) -> NDArray[np.float32]:
+    """The largest magnitude ``[pages]`` of every page of ``x`` float32 ``[T, H, D]``; NaN or infinity if it has any."""
+    width = x.shape[1] * x.shape[2] * window
+    out = np.empty(-(-x.size // width), np.uint32)
+    largest_bits(x.reshape(-1).view(np.uint32), width, out)
+    return out.view(np.float32)
+
+
+@kernel
+def largest_bits(bits, width, out):
+    """Magnitudes of floats are in the order of their bits."""
+    for p in range(out.shape[0]):
+        page = bits[p * width : (p + 1) * width]
+        most = np.uint32(0)
+        for i in range(page.shape[0]):
+            magnitude = page[i] & np.uint32(0x7FFFFFFF)
+            most = magnitude if magnitude > most else most
+        out[p] = most
+
+
+class Room:
+    """Memory for the positions of one part after another, so that the system need not find it each time."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.int32)
+
+    def positions(self, tokens: int, width: int) -> NDArray[np.int32]:
+        if len(self._memory) < tokens * width:
+            self._memory = np.empty(tokens * width, np.int32)
+        return self._memory[: tokens * width].reshape(tokens, width)
+
+
 def prepare(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Prepared:
     """Rotation, mean removal and grid of finite values ``x`` float32 ``[T, H, D]`` that begin with a page.
 
     Grouped streams are not rotated.
     """
-    pages = [slice(first, first + plan.window) for first in range(0, len(x), plan.window)]
-    exponents = [page_exponent(max(float(x[page].max()), -float(x[page].min()))) for page in pages]
+    return prepare_in_place(x.copy(), plan, stream, page_magnitudes(x, plan.window), Room())
+
+
+def prepare_in_place(
+    x: NDArray[np.float32], plan: Plan, stream: StreamPlan, magnitudes: NDArray[np.float32], room: Room
+) -> Prepared:
+    """As :func:`prepare`, with ``x`` and ``room`` to work in and the result of :func:`page_magnitudes`."""
+    exponents = [page_exponent(largest) for largest in magnitudes.tolist()]
     if any(exponents):
+        pages = [slice(first, first + plan.window) for first in range(0, len(x), plan.window)]
         x = np.concatenate([np.ldexp(x[page], -exponent) for page, exponent in zip(pages, exponents)])
-    x = rotate(x, plan.signs) if stream.grouping is None else x.copy()
-    mean_scales, page_means = [], []
+    if stream.grouping is None:
+        rotate(x, plan.signs, out=x)
+    mean_scales, page_means = np.zeros(0, np.float16), np.zeros(0, np.int8)
     if stream.mean:
-        for page in pages:
-            scale, mean = means.window_means(x[page])
-            x[page] -= means.mean_values(scale, mean)
-            mean_scales.append(scale)
-            page_means.append(mean)
-    flat = x.reshape(len(x), -1)
-    return Prepared(exponents, mean_scales, page_means, *lay_grid(flat, stream))
+        mean_scales, page_means = means.page_window_means(x, plan.window)
+        means.remove_means(x, plan.window, mean_scales, page_means)
+    return Prepared(exponents, mean_scales, page_means, *lay_grid(x.reshape(len(x), -1), stream, room))
 
 
 def lay_grid(
-    x: NDArray[np.float32], stream: StreamPlan
+    x: NDArray[np.float32], stream: StreamPlan, room: Room | None = None
 ) -> tuple[NDArray[np.float16], NDArray[np.float16], NDArray[np.int32]]:
     """Offset, scale and positions of streams float32 ``[T, n]`` by the plan's rule; a mid-tread grid's offset is 0."""
+    room = room or Room()
     if stream.grouping is not None:
         scale = grouped_scale(x, stream.step, stream.grouping)
-        return np.zeros_like(scale), scale, grouped_positions(x, scale, stream.grouping)
+        out = room.positions(len(x), group_arrays(stream.grouping).row_channel.size)
+        return np.zeros_like(scale), scale, grouped_positions(x, scale, stream.grouping, out)
+    out = room.positions(*x.shape)
     if stream.grid == "mid-tread":
         scale = grid.mid_tread_scale(x, stream.step, stream.levels)
-        return np.zeros_like(scale), scale, grid.mid_tread_positions(x, scale, stream.levels)
+        return np.zeros_like(scale), scale, grid.mid_tread_positions(x, scale, stream.levels, out)
     offset, scale = grid.min_max_grid(x, stream.levels)
-    return offset, scale, grid.positions(x, offset, scale, stream.levels)
+    return offset, scale, grid.positions(x, offset, scale, stream.levels, out)
 
 
 def fit_grid(
@@ -147,20 +188,35 @@ def drift_groups(position: NDArray[np.int32], stream: StreamPlan) -> tuple[NDArr
     return letters, levels
 
 
-def encode_pages(x: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> Iterator[KindFields]:
-    """The fields of one kind of every page of ``x`` (finite, float32 ``[T, H, D]``, beginning with a page)."""
+def encode_pages(
+    x: NDArray[np.float32], plan: Plan, stream: StreamPlan, magnitudes: NDArray[np.float32], room: Room
+) -> Iterator[tuple[slice, KindFields]]:
+    """The fields of one kind of the pages of ``x`` (finite, float32 ``[T, H, D]``, beginning with a page).
+
+    ``x`` and ``room`` are memory to work in; ``magnitudes`` are those of :func:`page_magnitudes`.  Whole pages of one
+    exponent come together.
+    """
     tokens = len(x)
-    prepared = prepare(x, plan, stream)
+    prepared = prepare_in_place(x, plan, stream, magnitudes, room)
     code = code_letters if stream.grouping is None else code_groups
     words, fitted = code(prepared, plan, stream)
     affine = np.zeros((len(words) * TILE, stream.affine), np.float16)
     affine[:tokens] = fitted
     tiles = plan.window // TILE
-    for page, exponent in enumerate(prepared.exponents):
-        yield KindFields(
-            exponent=exponent,
-            scale=prepared.mean_scales[page][None] if stream.mean else None,
-            mean=prepared.means[page][None] if stream.mean else None,
-            words=words[page * tiles : (page + 1) * tiles],
-            affine=affine[page * plan.window : (page + 1) * plan.window],
+    exponents = prepared.exponents
+    first = 0
+    for last in range(1, len(exponents) + 1):
+        if last < len(exponents) and exponents[last] == exponents[first] and (last + 1) * tiles <= len(words):
+            continue
+        run = slice(first, last)
+        yield (
+            run,
+            KindFields(
+                exponent=exponents[first],
+                scale=prepared.mean_scales[run] if stream.mean else None,
+                mean=prepared.means[run] if stream.mean else None,
+                words=words[first * tiles : last * tiles],
+                affine=affine[first * plan.window : last * plan.window],
+            ),
         )
+        first = last

@@ -46,10 +46,17 @@ def min_max_grid(x: NDArray[np.float32], levels: int) -> tuple[NDArray[np.float1
 
 
 def positions(
-    x: NDArray[np.float32], offset: NDArray[np.float16], scale: NDArray[np.float16], levels: int
+    x: NDArray[np.float32],
+    offset: NDArray[np.float16],
+    scale: NDArray[np.float16],
+    levels: int,
+    out: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int32]:
-    """Positions int32 ``[T, n]`` in ``[0, levels - 1] * 2**16``; a stream of scale zero has all of them zero."""
-    return _positions(x, offset.astype(np.float32), scale, 0.0, 0, (levels - 1) * ONE)
+    """Positions int32 ``[T, n]`` in ``[0, levels - 1] * 2**16``, in ``out`` if it is given.
+
+    A stream of scale zero has all of them zero.
+    """
+    return _positions(x, offset.astype(np.float32), scale, 0.0, 0, (levels - 1) * ONE, out)
 
 
 def mid_tread_scale(x: NDArray[np.float32], step: float, levels: int) -> NDArray[np.float16]:
@@ -65,10 +72,15 @@ def mid_tread_scale(x: NDArray[np.float32], step: float, levels: int) -> NDArray
     return scale
 
 
-def mid_tread_positions(x: NDArray[np.float32], scale: NDArray[np.float16], levels: int) -> NDArray[np.int32]:
-    """Positions int32 ``[T, n]`` within ``BEYOND`` steps of ``[0, levels - 1] * 2**16``; scale zero: the middle."""
+def mid_tread_positions(
+    x: NDArray[np.float32], scale: NDArray[np.float16], levels: int, out: NDArray[np.int32] | None = None
+) -> NDArray[np.int32]:
+    """Positions int32 ``[T, n]`` within ``BEYOND`` steps of ``[0, levels - 1] * 2**16``, in ``out`` if it is given.
+
+    Those of a stream of scale zero are the middle.
+    """
     offset = np.zeros(len(x), np.float32)
-    return _positions(x, offset, scale, (levels - 1) / 2, -BEYOND * ONE, (levels - 1 + BEYOND) * ONE)
+    return _positions(x, offset, scale, (levels - 1) / 2, -BEYOND * ONE, (levels - 1 + BEYOND) * ONE, out)
 
 
 def _positions(
@@ -78,12 +90,12 @@ def _positions(
     middle: float,
     bottom: int,
     top: int,
+    out: NDArray[np.int32] | None,
 ) -> NDArray[np.int32]:
     """``(x - offset) / scale + middle`` in 2**-16 steps, within ``bottom`` and ``top``; scale zero: ``middle``."""
-    step = scale.astype(np.float32)
-    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
-    out = np.empty(x.shape, np.int32)
-    stream_positions(x, offset, inverse, np.float32(middle), np.float32(bottom), np.float32(top), out)
+    out = np.empty(x.shape, np.int32) if out is None else out
+    limits = np.float32(middle), np.float32(bottom), np.float32(top)
+    stream_positions(x, offset, scale.astype(np.float32), *limits, out)
     return out
 
 
@@ -144,14 +156,23 @@ def gained_scale(
     unbiased: bool,
 ) -> NDArray[np.float16]:
     """``scale`` ``[T]`` times the gain that sums of squares and products of positions v and levels y ask for."""
-    useful = (yy > 0) & (vy > 0)
-    gain = np.divide(vy, yy, out=np.ones_like(vy), where=useful)
-    if unbiased:
-        kept = np.divide(vy * vy, vv * yy, out=np.ones_like(vy), where=useful)
-        gain = gain / (kept + (1 - kept) * NOISE_SHARE)
+    gained = np.empty(len(scale), np.float64)
+    gain_rows(scale.astype(np.float64), vv, vy, yy, unbiased, gained)
     with np.errstate(over="ignore"):
-        candidate = (scale.astype(np.float64) * np.minimum(gain, MOST_GAIN)).astype(np.float16)
+        candidate = gained.astype(np.float16)
     return np.where(np.isfinite(candidate), candidate, scale)
+
+
+@kernel
+def gain_rows(scale, vv, vy, yy, unbiased, out):
+    for t in range(out.shape[0]):
+        gain = 1.0
+        if yy[t] > 0 and vy[t] > 0:
+            gain = vy[t] / yy[t]
+            if unbiased:
+                kept = vy[t] * vy[t] / (vv[t] * yy[t])
+                gain /= kept + (1 - kept) * NOISE_SHARE
+        out[t] = scale[t] * min(gain, MOST_GAIN)
 
 
 @kernel
@@ -202,11 +223,11 @@ def row_ranges(x, low, high):
 
 
 @kernel
-def stream_positions(x, offset, inverse, middle, bottom, top, out):
+def stream_positions(x, offset, step, middle, bottom, top, out):
     one = np.float32(65536)
     for t in range(x.shape[0]):
         o = offset[t]
-        r = inverse[t]
+        r = np.float32(1) / step[t] if step[t] > 0 else np.float32(0)
         for i in range(x.shape[1]):
             v = np.rint(((x[t, i] - o) * r + middle) * one)
             v = bottom if v < bottom else v

@@ -42,13 +42,16 @@ def grouped_scale(x: NDArray[np.float32], step: float, grouping: Grouping) -> ND
     return scale
 
 
-def grouped_positions(x: NDArray[np.float32], scale: NDArray[np.float16], grouping: Grouping) -> NDArray[np.int32]:
-    """Positions int32 ``[T, rows * 8]`` around zero, in 2**-16 steps; a stream of scale zero has all of them zero."""
+def grouped_positions(
+    x: NDArray[np.float32], scale: NDArray[np.float16], grouping: Grouping, out: NDArray[np.int32] | None = None
+) -> NDArray[np.int32]:
+    """Positions int32 ``[T, rows * 8]`` around zero, in 2**-16 steps, in ``out`` if it is given.
+
+    A stream of scale zero has all of them zero.
+    """
     channels = group_arrays(grouping).row_channel.reshape(-1)
-    step = scale.astype(np.float32)
-    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
-    out = np.empty((len(x), len(channels)), np.int32)
-    coded_positions(x, inverse, channels, out)
+    out = np.empty((len(x), len(channels)), np.int32) if out is None else out
+    coded_positions(x, scale.astype(np.float32), channels, out)
     return out
 
 
@@ -107,11 +110,11 @@ def largest_parts(x, inverse, out):
 
 
 @kernel
-def coded_positions(x, inverse, channels, out):
+def coded_positions(x, step, channels, out):
     one = np.float32(ONE)
     farthest = np.float32(FARTHEST)
     for t in range(x.shape[0]):
-        r = inverse[t]
+        r = np.float32(1) / step[t] if step[t] > 0 else np.float32(0)
         for i in range(channels.shape[0]):
             if channels[i] >= 0:
                 v = np.rint(x[t, channels[i]] * r * one)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from .group_arrays import group_arrays
 from .group_grid import letter_levels
 from .grouping import MAX_GROUP_LETTERS, Grouping
-from .kernels import kernel
+from .kernels import kernel, read_only
 from .letter_paths import letter_paths
 from .letters import FIELD_BITS, by_token
 from .plan import StreamPlan
@@ -97,21 +98,34 @@ def decode_levels(
     """
     grouping = plan.grouping
     assert grouping is not None
-    arrays, coded = group_arrays(grouping), group_tables(grouping)
     tiles = len(words)
-    n = grouping.heads * grouping.head_dim
-    levels = np.empty((tiles, n, TILE), np.uint8)
+    levels = np.empty((tiles, grouping.heads * grouping.head_dim, TILE), np.uint8)
     status = np.empty((tiles, plan.substreams, TILE), np.uint8)
-    letters = grouping.heads // plan.substreams * grouping.letters_per_head
-    streams = stream_room(plan, letters)
-    left_out = np.flatnonzero(arrays.middle == 0)
+    streams = stream_room(plan, letters_each(plan))
     decode_group_tiles(
-        words.reshape(-1), tiles, plan.substreams, plan.words, arrays.groups, arrays.row_channel.reshape(-1),
-        arrays.row_class, np.array([c.field_bits for c in grouping.classes], np.int64), arrays.shifts, coded.window,
-        coded.window_first, coded.precision, state_bits(grouping.states), left_out, strict, levels.reshape(-1), status,
-        letters, streams, streams.view(np.uint8),
+        read_only(words.reshape(-1)), tiles, levels.reshape(-1), status, streams, streams.view(np.uint8),
+        *decode_steps(plan, strict),
     )  # fmt: skip
     return levels, status
+
+
+def letters_each(plan: StreamPlan) -> int:
+    """Letters of a sub-stream of a grouped stream."""
+    assert plan.grouping is not None
+    return plan.grouping.heads // plan.substreams * plan.grouping.letters_per_head
+
+
+@lru_cache(maxsize=1024)
+def decode_steps(plan: StreamPlan, strict: bool = False) -> tuple[Any, ...]:
+    """What :func:`decode_group_tiles` takes after its arrays."""
+    grouping = plan.grouping
+    assert grouping is not None
+    arrays, coded = group_arrays(grouping), group_tables(grouping)
+    return (
+        plan.substreams, plan.words, arrays.groups, arrays.row_channel.reshape(-1), arrays.row_class,
+        np.array([c.field_bits for c in grouping.classes], np.int64), arrays.shifts, coded.window, coded.window_first,
+        coded.precision, state_bits(grouping.states), np.flatnonzero(arrays.middle == 0), strict, letters_each(plan),
+    )  # fmt: skip
 
 
 def decode_by_token(
@@ -154,6 +168,10 @@ def encode_group_tiles(letters, groups, first, codes, words):
 def decode_group_tiles(
     words,
     tiles,
+    levels,
+    status,
+    streams,
+    stream,
     substreams,
     capacity,
     groups,
@@ -167,11 +185,7 @@ def decode_group_tiles(
     state_bits,
     left_out,
     strict,
-    levels,
-    status,
     letters,
-    streams,
-    stream,
 ):
     lanes = LANES
     size = levels.shape[0] // tiles

@@ -96,5 +96,15 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled  # type: ignore[no-any-return]
 
 
+def read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """``array`` as one that is not to be written, for kernels that take pages of files, which are not either.
+
+    To Numba these are a type of their own: without this a kernel would be compiled for both.
+    """
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 #: For the small functions kernels are made of: always inlined by LLVM, compiled as part of their caller.
 inlined = numba.njit(nogil=True, error_model="numpy", inline="never")

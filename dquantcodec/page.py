@@ -46,19 +46,28 @@ class KindFields:
 
 def write_page(page: NDArray[np.uint8], plan: Plan, key: KindFields, value: KindFields) -> None:
     """Put both kinds' fields into ``page`` uint8 ``[page_bytes]``; whatever they do not cover becomes zero."""
-    layout = PageLayout.of(plan)
     page[:] = 0
-    page[:4].view("<i2")[:] = key.exponent, value.exponent
-    for fields, at in ((key, layout.key), (value, layout.value)):
-        if fields.scale is not None and fields.mean is not None:
-            page[at.scale_at : at.mean_at].view("<f2")[:] = fields.scale
-            page[at.mean_at : at.mean_at + plan.values].view(np.int8)[:] = fields.mean.reshape(-1)
-        body = page[layout.head_bytes : layout.head_bytes + len(fields.words) * layout.tile_bytes]
-        tiles = body.reshape(-1, layout.tile_bytes)
-        words = fields.words.astype(fields.words.dtype.newbyteorder("<"), copy=False).reshape(len(tiles), -1)
-        tiles[:, at.words_at : at.affine_at] = words.view(np.uint8)
-        affine = fields.affine.astype("<f2", copy=False).reshape(len(tiles), -1)
-        tiles[:, at.affine_at : at.end] = affine.view(np.uint8)
+    for kind, fields in zip(KINDS, (key, value)):
+        write_kind(page[None], plan, kind, fields)
+
+
+def write_kind(pages: NDArray[np.uint8], plan: Plan, kind: str, fields: KindFields) -> None:
+    """Put the fields of ``kind``, which are of so many pages, into ``pages`` uint8 ``[pages, page_bytes]``."""
+    layout = PageLayout.of(plan)
+    at: StreamLayout = getattr(layout, kind)
+    exponent_at = 2 * KINDS.index(kind)
+    pages[:, exponent_at : exponent_at + 2] = np.array([fields.exponent], "<i2").view(np.uint8)
+    if fields.scale is not None and fields.mean is not None:
+        scale = np.ascontiguousarray(fields.scale, "<f2").reshape(len(pages), -1)
+        pages[:, at.scale_at : at.mean_at] = scale.view(np.uint8)
+        mean = np.ascontiguousarray(fields.mean).reshape(len(pages), -1)
+        pages[:, at.mean_at : at.mean_at + plan.values] = mean.view(np.uint8)
+    each = len(fields.words) // len(pages)
+    body = pages[:, layout.head_bytes :].reshape(len(pages), layout.tiles, layout.tile_bytes)[:, :each]
+    words = fields.words.astype(fields.words.dtype.newbyteorder("<"), copy=False).reshape(len(pages), each, -1)
+    body[:, :, at.words_at : at.affine_at] = words.view(np.uint8)
+    affine = fields.affine.astype("<f2", copy=False).reshape(len(pages), each, -1)
+    body[:, :, at.affine_at : at.end] = affine.view(np.uint8)
 
 
 def cut_page(page: NDArray[np.uint8], plan: Plan, tokens: int) -> None:
@@ -79,10 +88,10 @@ def page_exponents(pages: NDArray[np.uint8]) -> NDArray[np.int16]:
     return np.ascontiguousarray(pages[:, :4]).view("<i2")
 
 
-def read_kind(pages: NDArray[np.uint8], plan: Plan, kind: str, tiles: slice) -> KindFields:
+def read_kind(pages: NDArray[np.uint8], plan: Plan, kind: str, tiles: slice, words: bool = True) -> KindFields:
     """The fields of ``kind`` in ``tiles`` of every page of uint8 ``[pages, page_bytes]``, which share an exponent.
 
-    They are copies, aligned and contiguous.
+    They are copies, aligned and contiguous.  Without ``words`` those are left out: ``[tiles, S, 0, 32]``.
     """
     layout = PageLayout.of(plan)
     stream: StreamPlan = getattr(plan, kind)
@@ -93,13 +102,58 @@ def read_kind(pages: NDArray[np.uint8], plan: Plan, kind: str, tiles: slice) -> 
         mean = np.ascontiguousarray(pages[:, at.mean_at : at.mean_at + plan.values]).view(np.int8)
         mean = mean.reshape(-1, plan.kv_heads, plan.head_dim)
     body = pages[:, layout.head_bytes :].reshape(len(pages), layout.tiles, layout.tile_bytes)[:, tiles]
-    word = np.dtype(np.uint16 if stream.coder == "rans" else np.uint32)
-    words = np.ascontiguousarray(body[:, :, at.words_at : at.affine_at]).view(word.newbyteorder("<"))
+    word = word_type(stream)
     affine = np.ascontiguousarray(body[:, :, at.affine_at : at.end]).view("<f2")
+    affine = affine.astype(np.float16, copy=False).reshape(-1, stream.affine)
+    if words:
+        found = np.ascontiguousarray(body[:, :, at.words_at : at.affine_at]).view(word.newbyteorder("<"))
+        found = found.astype(word, copy=False).reshape(-1, stream.substreams, stream.words, TILE)
+    else:
+        found = np.zeros((len(affine) // TILE, stream.substreams, 0, TILE), word)
     return KindFields(
         exponent=int(page_exponents(pages[:1])[0, KINDS.index(kind)]),
         scale=scale,
         mean=mean,
-        words=words.astype(word, copy=False).reshape(-1, stream.substreams, stream.words, TILE),
-        affine=affine.astype(np.float16, copy=False).reshape(-1, stream.affine),
+        words=found,
+        affine=affine,
     )
+
+
+def word_type(stream: StreamPlan) -> np.dtype[Any]:
+    """What a coder's words are in memory."""
+    return np.dtype(np.uint16 if stream.coder == "rans" else np.uint32)
+
+
+@dataclass(frozen=True, eq=False)
+class TileWords:
+    """Words of one kind where they lie in pages: those of tile ``t`` of page ``p``, of ``tiles`` a page, are ``size``
+    words of ``data`` (one-dimensional, not to be written) from ``first + p * page + t * tile`` on."""
+
+    data: NDArray[Any]
+    first: int
+    page: int
+    tile: int
+    tiles: int
+    size: int
+
+    @property
+    def places(self) -> tuple[int, int, int, int, int]:
+        """What kernels take beside ``data``."""
+        return self.first, self.page, self.tile, self.tiles, self.size
+
+
+def tile_words(pages: NDArray[np.uint8], plan: Plan, kind: str) -> TileWords:
+    """The words of ``kind`` in uint8 ``[pages, page_bytes]``, without a copy if memory is contiguous, aligned, and of
+    the byte order of pages."""
+    layout = PageLayout.of(plan)
+    stream: StreamPlan = getattr(plan, kind)
+    at: StreamLayout = getattr(layout, kind)
+    word = word_type(stream)
+    data = np.ascontiguousarray(pages).reshape(-1).view(word.newbyteorder("<")).astype(word, copy=False)
+    data = data if data.flags.aligned else data.copy()
+    data.flags.writeable = False
+    step = word.itemsize
+    return TileWords(
+        data, (layout.head_bytes + at.words_at) // step, layout.page_bytes // step, layout.tile_bytes // step,
+        layout.tiles, (at.affine_at - at.words_at) // step,
+    )  # fmt: skip

@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from . import plain_steps
-from .kernels import COMPILED, inlined, kernel
+from .kernels import COMPILED, inlined, kernel, read_only
 from .letters import FIELD_BITS, by_token, letter_table, spread_fields
 from .plan import StreamPlan
 from .profile import TILE
@@ -105,10 +105,19 @@ def decode_levels(
     status = np.empty((tiles, substreams, TILE), np.uint8)
     streams = stream_room(plan, letters)
     decode_tiles(
-        words.reshape(-1), tiles, substreams, plan.words, prefix_table(plan).window, plan.precision, letters,
-        table.field_bits, plan.letter, head_dim, strict, levels.reshape(-1), status, streams, streams.view(np.uint8),
+        read_only(words.reshape(-1)), tiles, levels.reshape(-1), status, streams, streams.view(np.uint8),
+        *decode_steps(plan, head_dim, letters, strict),
     )  # fmt: skip
     return levels, status
+
+
+@lru_cache(maxsize=1024)
+def decode_steps(plan: StreamPlan, head_dim: int, letters: int, strict: bool = False) -> tuple[Any, ...]:
+    """What :func:`decode_tiles` takes after its arrays."""
+    return (
+        plan.substreams, plan.words, prefix_table(plan).window, plan.precision, letters,
+        letter_table(plan, head_dim).field_bits, plan.letter, head_dim, strict,
+    )  # fmt: skip
 
 
 def stream_room(plan: StreamPlan, letters: int) -> NDArray[np.uint32]:
@@ -117,8 +126,13 @@ def stream_room(plan: StreamPlan, letters: int) -> NDArray[np.uint32]:
     No code is longer than ``precision`` bits: room up to the longest possible stream, and one read more, confines every
     read of any words without a check in the loop.
     """
+    return np.zeros(stream_words(plan, letters), np.uint32)
+
+
+def stream_words(plan: StreamPlan, letters: int) -> int:
+    """The size of :func:`stream_room`."""
     longest = max(plan.words, (letters * plan.precision + 1) // 32 + 1) + 2
-    return np.zeros(TILE * (-(-longest // WIDTH) * WIDTH), np.uint32)
+    return TILE * (-(-longest // WIDTH) * WIDTH)
 
 
 @kernel
@@ -276,6 +290,10 @@ if not COMPILED:
 def decode_tiles(
     words,
     tiles,
+    levels,
+    status,
+    streams,
+    stream,
     substreams,
     capacity,
     window,
@@ -285,10 +303,6 @@ def decode_tiles(
     letter,
     head_dim,
     strict,
-    levels,
-    status,
-    streams,
-    stream,
 ):
     mask = (1 << precision) - 1
     lanes = LANES

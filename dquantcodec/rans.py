@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import inlined, kernel
+from .kernels import inlined, kernel, read_only
 from .letters import by_token, letter_table, spread_fields
 from .plan import StreamPlan
 from .profile import TILE
@@ -94,12 +95,21 @@ def decode_levels(
     letter = letter_table(plan, head_dim)
     levels = np.empty((tiles, substreams * letters // letter.per_head * head_dim, TILE), np.uint8)
     status = np.empty((tiles, substreams, TILE), np.uint8)
-    table = rans_table(plan)
     decode_tiles(
-        words.reshape(-1), words.shape[2], table.advance, table.fields, plan.precision, letters,
-        letter.field_bits, plan.letter, head_dim, strict, levels.reshape(-1), status.reshape(-1),
+        read_only(words).reshape(-1), levels.reshape(-1), status.reshape(-1),
+        *decode_steps(plan, head_dim, letters, strict),
     )  # fmt: skip
     return levels, status
+
+
+@lru_cache(maxsize=1024)
+def decode_steps(plan: StreamPlan, head_dim: int, letters: int, strict: bool = False) -> tuple[Any, ...]:
+    """What :func:`decode_tiles` takes after its arrays."""
+    table, letter = rans_table(plan), letter_table(plan, head_dim)
+    return (
+        plan.words, table.advance, table.fields, plan.precision, letters, letter.field_bits, plan.letter, head_dim,
+        strict,
+    )  # fmt: skip
 
 
 @inlined
@@ -154,7 +164,7 @@ def encode_tiles(letters, step, reciprocal, precision, words, used):
 
 @kernel
 def decode_tiles(
-    words, capacity, advance, fields, precision, letters, field_bits, letter, head_dim, strict, levels, status
+    words, levels, status, capacity, advance, fields, precision, letters, field_bits, letter, head_dim, strict
 ):
     streams = status.shape[0] // LANES
     size = levels.shape[0] // max(streams, 1)

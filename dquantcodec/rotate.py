@@ -133,14 +133,23 @@ def transform(head_dim: int) -> Transform:
     )
 
 
-def rotate(values: NDArray[np.float32], signs: NDArray[np.int8]) -> NDArray[np.float32]:
+@lru_cache(maxsize=64)
+def stream_scales(head_dim: int, heads: int) -> NDArray[np.float32]:
+    """:attr:`Transform.scales` of all heads, one after another."""
+    return np.tile(transform(head_dim).scales, heads)
+
+
+def rotate(
+    values: NDArray[np.float32], signs: NDArray[np.int8], out: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
     """``H (signs * values) / sqrt(order)`` for every head.
 
-    ``values`` float32 ``[T, H, D]``, ``signs`` int8 ``[H, D]``; returns a new float32 array of the same shape.
+    ``values`` float32 ``[T, H, D]``, ``signs`` int8 ``[H, D]``; returns a float32 array of the same shape: a new one,
+    or ``out``, which may be ``values``.
     """
-    rotated = np.empty(values.shape, np.float32)
+    rotated = np.empty(values.shape, np.float32) if out is None else out
     plan = transform(values.shape[2])
-    scales = np.tile(plan.scales, len(signs))
+    scales = stream_scales(values.shape[2], len(signs))
     before = signs.astype(np.float32).reshape(-1)
     turn_tokens(values.reshape(-1), values.shape, before, plan.blocks, plan.matrices, scales, rotated.reshape(-1))
     return rotated
@@ -160,8 +169,8 @@ def unrotate(rotated: NDArray[np.float32], signs: NDArray[np.int8]) -> NDArray[n
 def turn_tokens(values, shape, before, blocks, matrices, after, out):
     """``out = after * (transform of (before * values))`` per token and head.
 
-    Arrays are flat: ``values`` and ``out`` are ``[T, H, D]`` = ``shape``, factors ``[H, D]``.  (Numba compiles a
-    function of its own for every reshape in a kernel.)
+    Arrays are flat: ``values`` and ``out``, which may be the same, are ``[T, H, D]`` = ``shape``, factors ``[H, D]``.
+    (Numba compiles a function of its own for every reshape in a kernel.)
     """
     tokens, heads, dim = shape
     columns = np.zeros(dim * LANES, np.float32)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 
 from .plan import Plan, grouped, make_plan
-from .profile import Profile, StreamProfile
+from .profile import TILE, Profile, StreamProfile
 
 #: What encoding, decoding and measuring drift need, cut into parts that take about as long to compile.
 ENCODE = ("prepare", "drift")
@@ -67,22 +67,17 @@ def main(arguments: list[str]) -> None:
 def _prepare(path: str) -> None:
     import numpy as np
 
-    from . import means
-    from .arrays import to_float32
-    from .encode import fit_grid, lay_grid
-    from .rotate import random_signs, rotate
+    from .arrays import BFLOAT16, to_float32
+    from .encode import Room, fit_grid, page_magnitudes, prepare_in_place
 
-    x = to_float32(np.ones((33, 2, 8), np.float16))
-    if path in GROUPED:
-        means.window_means(x)
-        lay_grid(x.reshape(33, -1), _grouped_plan(path).key)
-        return
-    x = rotate(x, random_signs(2, 8))
-    means.window_means(x)
     # The named profiles of a path share a grid; another grid's kernels are compiled on first use.
-    stream = _plan(path).key
-    offset, scale, position = lay_grid(x.reshape(33, -1), stream)
-    fit_grid(position, np.zeros(position.shape, np.uint8), offset, scale, stream)
+    plan = _any_plan(path)
+    x = to_float32(np.ones((33, plan.kv_heads, plan.head_dim), np.float16))
+    to_float32(x.astype(BFLOAT16))
+    found = prepare_in_place(x, plan, plan.key, page_magnitudes(x, plan.window), Room())
+    if path not in GROUPED:
+        symbols = np.zeros(found.position.shape, np.uint8)
+        fit_grid(found.position, symbols, found.offset, found.scale, plan.key)
 
 
 def _drift(path: str) -> None:
@@ -95,7 +90,9 @@ def _drift(path: str) -> None:
     if path in GROUPED:
         plan = _grouped_plan(path)
         scale = np.ones(33, np.float16)
-        code_groups(Prepared([0], [], [], scale, scale, np.zeros((33, 16), np.int32)), plan, plan.key)
+        code_groups(
+            Prepared([0], scale, np.zeros(0, np.int8), scale, scale, np.zeros((33, 16), np.int32)), plan, plan.key
+        )
         return
     plan = _plan(path)
     symbols, _ = drift.drift(np.zeros((33, plan.values), np.int32), plan.key, plan.head_dim)
@@ -106,31 +103,38 @@ def _drift(path: str) -> None:
 def _decode(path: str) -> None:
     import numpy as np
 
-    from .arrays import BFLOAT16, store_float32
-    from .codec import decode_levels
-    from .page import read_kind
+    from .decode import RowDecoder
+    from .page import read_kind, tile_words
     from .page_layout import PageLayout
-    from .reconstruct import reconstruct
 
-    plan = _grouped_plan(path) if path in GROUPED else _plan(path)
-    page = np.zeros(PageLayout.of(plan).page_bytes, np.uint8)
-    fields = read_kind(page[None], plan, "key", slice(0, 1))
-    levels, _ = decode_levels(fields, plan, plan.key)
-    x = reconstruct(fields, levels, plan, plan.key)
-    for dtype in (np.dtype(np.float16), BFLOAT16):
-        store_float32(x, np.empty(x.shape, dtype))
+    plan = _any_plan(path)
+    page = np.zeros((1, PageLayout.of(plan).page_bytes), np.uint8)
+    fields = read_kind(page, plan, "key", slice(0, plan.window // TILE), words=False)
+    decoder = RowDecoder(fields, tile_words(page, plan, "key"), plan, plan.key)
+    decoder.rows(0, 1, np.empty((1, plan.kv_heads, plan.head_dim), np.float16))
 
 
-def _attend(_path: str) -> None:
+def _attend(path: str) -> None:
     import numpy as np
 
-    from .attend import Levels, Problem, over_levels
+    from .attend import Partial, Problem, finish, merge
+    from .attend_parts import PartAttention
+    from .page import read_kind, tile_words
+    from .page_layout import KINDS, PageLayout
 
-    query = np.ones((2, 1, 8), np.float32)
-    levels = np.zeros((1, 16, 32), np.uint8)
-    nothing, one = np.zeros(32, np.float32), np.ones(16, np.float32)
-    part = Levels(levels, nothing, nothing, np.zeros((0, 1, 1), np.float32), 1.0, slice(0, 1), one, one)
-    over_levels(Problem(query, query, query, (2, 8)), part, part)
+    plan = _any_plan(path)
+    page = np.zeros((1, PageLayout.of(plan).page_bytes), np.uint8)
+    fields = [read_kind(page, plan, kind, slice(0, plan.window // TILE), words=False) for kind in KINDS]
+    words = [tile_words(page, plan, kind) for kind in KINDS]
+    problem = Problem.of(np.ones((plan.kv_heads, plan.head_dim), np.float32), plan, None)
+    attention = PartAttention(problem, plan, fields, words, np.array([[0, 1]]), np.array([1]))
+    partial = Partial.empty(problem)
+    merge(partial, attention.over(0, 1))
+    finish(problem, partial, plan)
+
+
+def _any_plan(path: str) -> Plan:
+    return _grouped_plan(path) if path in GROUPED else _plan(path)
 
 
 def _plan(coder: str) -> Plan:

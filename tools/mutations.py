@@ -134,7 +134,7 @@ MUTATIONS = (
     # pages and reconstruction
     Mutation("page heads are not aligned", "dquantcodec/page_layout.py", "head_bytes=-(-at // ALIGNMENT) * ALIGNMENT,",
              "head_bytes=at,", PAGES),
-    Mutation("old memory stays in pages", "dquantcodec/page.py", "    page[:] = 0\n", "", PAGE_ENCODER),
+    Mutation("old memory stays in pages", "dquantcodec/codec.py", "                part[:] = 0\n", "", PAGE_ENCODER),
     Mutation("words in the byte order of another machine", "dquantcodec/page.py",
              'fields.words.dtype.newbyteorder("<")', 'fields.words.dtype.newbyteorder(">")', PAGE_ENCODER),
     Mutation("mid-tread grids off by half a step", "dquantcodec/page.py", "np.float32(-(levels - 1) / 2) * scale",
@@ -146,7 +146,7 @@ MUTATIONS = (
     Mutation("bytes of absent tokens are not checked", "dquantcodec/codec.py",
              "if behind.any() or head.any() or unused_bytes(fields, part.tokens):", "if behind.any() or head.any():",
              EDGES),
-    Mutation("NaN scales are taken", "dquantcodec/codec.py", "finite = np.isfinite(fields.affine[tokens]).all(axis=1)",
+    Mutation("NaN scales are taken", "dquantcodec/faults.py", "finite = np.isfinite(fields.affine[tokens]).all(axis=1)",
              "finite = np.ones(tokens.stop - tokens.start, bool)", PAGES),
     # groups and trellis
     Mutation("a trellis takes a wrong turn", "dquantcodec/trellis.py", "4: ((0, 2), (2, 0), (1, 3), (3, 1)),",

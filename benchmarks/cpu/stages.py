@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from dquantcodec import Codec, attend, drift, fit_plan, group_prefix, means
-from dquantcodec.arrays import check_finite, store_float32, to_float32
+from dquantcodec.arrays import store_float32, to_float32
 from dquantcodec.bench.timing import Row, row
-from dquantcodec.codec import decode_levels
 from dquantcodec.coders import CODERS
-from dquantcodec.encode import drift_groups, encode_pages, fit_grid, lay_grid
+from dquantcodec.decode import decode_levels
+from dquantcodec.encode import Room, drift_groups, encode_pages, fit_grid, lay_grid, page_magnitudes
 from dquantcodec.group_grid import fit_scale
 from dquantcodec.letters import pack
 from dquantcodec.page import read_kind
@@ -46,7 +46,7 @@ def stages(profile: str) -> Iterator[Stage]:
     problem = attend.Problem.of(query, plan, None)
     parts = []
     yield "FP16 to FP32", n, lambda: to_float32(half)
-    yield "check for NaN", n, lambda: check_finite(x, "key", 0)
+    yield "check for NaN", n, lambda: page_magnitudes(x, plan.window)
     yield "rotate", n, lambda: rotate(x, plan.signs)
     yield "key means", n, lambda: means.window_means(turned)
     for kind in ("key", "value"):
@@ -66,7 +66,11 @@ def stages(profile: str) -> Iterator[Stage]:
         )  # fmt: skip
         yield f"{kind}: letters", n, lambda s=stream, m=symbols: pack(m, s, DIM)
         yield f"{kind}: {stream.coder} encode", n, lambda s=stream, w=letters, c=coder: c.encode(w, s)
-        yield f"{kind}: all of encoding", n, lambda s=stream: list(encode_pages(x, plan, s))
+        yield (
+            f"{kind}: all of encoding",
+            n,
+            lambda s=stream: list(encode_pages(x.copy(), plan, s, page_magnitudes(x, plan.window), Room())),
+        )
         yield f"{kind}: fields out of the page", n, lambda k=kind: read_kind(pages.data[:1], plan, k, slice(0, 4))
         yield f"{kind}: {stream.coder} decode to levels", n, lambda f=fields, s=stream: decode_levels(f, plan, s)
         parts.append(attend.Levels.of(fields, levels, slice(0, TOKENS), stream))
@@ -105,7 +109,11 @@ def grouped_stages(profile: str) -> Iterator[Stage]:
             lambda p=position, m=levels, c=scale, s=stream: fit_scale(p, m, c, s.grouping, s.gain == "unbiased"),
         )  # fmt: skip
         yield f"{kind}: prefix encode", n, lambda m=letters, s=stream: group_prefix.encode(m, s)
-        yield f"{kind}: all of encoding", n, lambda v=values, s=stream: list(encode_pages(v, plan, s))
+        yield (
+            f"{kind}: all of encoding",
+            n,
+            lambda v=values, s=stream: list(encode_pages(v.copy(), plan, s, page_magnitudes(v, plan.window), Room())),
+        )
         yield f"{kind}: prefix decode to levels", n, lambda f=fields, s=stream: decode_levels(f, plan, s)
         yield f"{kind}: levels to FP32", n, lambda f=fields, m=decoded, s=stream: reconstruct(f, m, plan, s)
     query = rng.standard_normal((GROUP * HEADS, DIM), dtype=np.float32)
