@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -139,6 +140,7 @@ def main() -> None:
     begin = time.monotonic()
     result: dict[str, Any] = {
         "what": "decode steps in transformers on a GPU, random weights in bfloat16, no graphs, no compilation",
+        "command": "python benchmarks/engines/gpu.py " + " ".join(sys.argv[1:]),
         "device": torch.cuda.get_device_name(),
         "versions": versions(("torch", "transformers", "cupy-cuda13x")),
         "transformers": transformers.__version__,

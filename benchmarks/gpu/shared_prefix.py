@@ -81,7 +81,7 @@ def measure(pool: Pool, requests: int, prefix: int, own: int) -> dict[str, Any]:
         "shared": spread(replay_times([of_shared(x) for x in inputs])),
         "alone": spread(replay_times([of_alone(x) for x in inputs])),
     }
-    bf16 = bf16_times(requests, prefix + own)
+    bf16 = bf16_times([prefix + own] * requests)
     fastest = min(of["median_ms"] for of in bf16.values())
     mine = times["shared"]["median_ms"]
     return {

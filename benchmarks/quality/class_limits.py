@@ -133,11 +133,14 @@ def _last_positions(grouping: Grouping) -> NDArray[np.int64]:
     return np.repeat(last, MAX_GROUP_LETTERS) * ONE
 
 
-def _last_level_positions(x: NDArray[np.float32], scale: NDArray[np.float16], grouping: Grouping) -> NDArray[np.int32]:
+def _last_level_positions(
+    x: NDArray[np.float32], scale: NDArray[np.float16], grouping: Grouping, out: NDArray[np.int32] | None = None
+) -> NDArray[np.int32]:
     """Positions that end at the last level, so that scales are not fitted to what lies beyond."""
-    position, last = grouped_positions(x, scale, grouping), _last_positions(grouping)
+    position, last = grouped_positions(x, scale, grouping, out), _last_positions(grouping)
     beyond = np.abs(position) > last + ONE // 2
-    return np.where(beyond, np.sign(position) * last, position).astype(np.int32)
+    np.copyto(position, np.sign(position) * last, where=beyond, casting="same_kind")
+    return position
 
 
 def list_exceptions(x: NDArray[np.float32], decoded: NDArray[np.float32], plan: Plan, stream: StreamPlan) -> int:

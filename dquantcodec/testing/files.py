@@ -48,26 +48,27 @@ def small_plan(states: int = 1) -> Plan:
     """
     wide = Levels((1000, 3000, 8384, 3000, 1000), 300)
     plain, dependent = (3000, 10384, 3000), Levels((2000, 12384, 2000), 200, (3000, 10384, 3000))
-    return _grouped_plan(2, 0.7, states, wide, Levels(plain, 200), dependent, "small groups")
+    return _grouped_plan(2, 0.7, (states, 1), wide, Levels(plain, 200), dependent, "small groups")
 
 
 @lru_cache(maxsize=8)
-def drifting_plan(states: int = 1) -> Plan:
+def drifting_plan(key_states: int = 1, value_states: int = 1) -> Plan:
     """As :func:`small_plan` with four heads in containers as small, and tables that expect zeros: most tokens drift."""
     wide = Levels((4, 8, 16, 32, 16264, 32, 16, 8, 4), 300)
     rest = (8, 16, 32, 16272, 32, 16, 8)
     dependent = Levels(rest, 200, rest)
+    states = key_states, value_states
     return _grouped_plan(4, 0.3, states, wide, Levels(rest, 200), dependent, "small drifting groups")
 
 
 def _grouped_plan(
-    heads: int, step: float, states: int, wide: Levels, plain: Levels, dependent: Levels, name: str
+    heads: int, step: float, states: tuple[int, int], wide: Levels, plain: Levels, dependent: Levels, name: str
 ) -> Plan:
     # Coded channels of two heads; further pairs of heads have the same.
     pair = np.array([[9, 8, 15, 14, 13, 12], [0, 7, 1, 6, 2, 5]], np.uint16)
     order = np.concatenate([pair + np.uint16(8 * first) for first in range(0, heads, 2)])
     found = {}
-    for kind, used in (("key", states), ("value", 1)):
+    for kind, used in zip(("key", "value"), states):
         grouping = Grouping(
             head_dim=8,
             classes=(wide, dependent if used > 1 else plain),

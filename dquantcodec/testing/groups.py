@@ -167,8 +167,8 @@ def classes_by_channel(grouping: Any) -> dict[int, Any]:
 
 
 def values(levels: dict[int, int], scale: np.float32, grouping: Any) -> list[np.float32]:
-    """``s * (g * (m - q))`` of every channel in FP32, 0 of those left out (clause 6.4)."""
-    row = [np.float32(0)] * (grouping.heads * grouping.head_dim)
+    """``s * (g * (m - q))`` of every channel in FP32, ``s * 0`` of those left out (clause 6.4)."""
+    row = [scale * np.float32(0)] * (grouping.heads * grouping.head_dim)
     for channel, found in classes_by_channel(grouping).items():
         most = len(found.weights) // 2
         row[channel] = scale * (np.float32(found.gain / 256) * np.float32(levels[channel] - most))

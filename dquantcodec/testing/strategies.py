@@ -359,7 +359,7 @@ def page_tensors(draw: st.DrawFn, coders: Sequence[str] = CODERS) -> TensorCase:
     Containers of groups drawn at random are seldom too small for a token; plans are added in which most tokens drift.
     """
     tight = [drifting_plan()] if "grouped" in coders else []
-    tight += [drifting_plan(4)] if {"grouped", "trellis"}.issubset(coders) else []
+    tight += [drifting_plan(4, 4)] if "trellis" in coders else []
     plan = draw(st.one_of(plans(coders), st.sampled_from(tight)) if tight else plans(coders))
     tokens = draw(st.integers(1, min(plan.window, 40)))
     keys, values = (draw(kv_tensors(plan.kv_heads, plan.head_dim, tokens, plan.signs)) for _ in range(2))

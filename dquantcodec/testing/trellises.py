@@ -131,7 +131,7 @@ def decode(words: Sequence[int], grouping: Any, part: Sequence[slow.Group]) -> s
 
 def values(levels: dict[int, int], scale: np.float32, grouping: Any) -> list[np.float32]:
     """Clause 6.4: ``s * (g/2 * v)`` of dependent classes, ``s * (g * (m - q))`` of others, 0 of what is not coded."""
-    row = [np.float32(0)] * (grouping.heads * grouping.head_dim)
+    row = [scale * np.float32(0)] * (grouping.heads * grouping.head_dim)
     for channel, found in slow.classes_by_channel(grouping).items():
         q = len(found.weights) // 2
         if found.second:
