@@ -238,8 +238,11 @@ def drift_group_rows(
                 if below + 1 >= fits:
                     rung = fits
             out, out_levels = letters[t, j * width : (j + 1) * width], levels[t, places]
-            out[:] = coarse
-            out_levels[:] = coarse_levels[: out_levels.shape[0]]
+            # Loops: to assign one array to another takes Numba seconds to compile.
+            for i in range(width):
+                out[i] = coarse[i]
+            for i in range(out_levels.shape[0]):
+                out_levels[i] = coarse_levels[i]
             if below >= 0:
                 for k in range(size):
                     g = fill[j * size + k] - j * size
