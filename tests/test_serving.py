@@ -33,7 +33,7 @@ from dquantcodec.plan import make_plan  # noqa: E402
 from dquantcodec.profile import Profile  # noqa: E402
 
 TINY = decoder_model.DecoderShape(layers=2, hidden=48, query_heads=4, kv_heads=2, head_dim=64, mlp=96, vocabulary=101)
-HOST = kv_caches.Library(HostCodec, HostCache, HostAttention)
+HOST = kv_caches.Backend(HostCodec, HostCache, HostAttention)
 
 
 def coded(name: str = "2.26:classes", shape: Any = TINY) -> kv_caches.Coded:
@@ -221,7 +221,7 @@ def test_a_run_measures_every_case_and_goes_on_after_failures(tmp_path: Path) ->
     run = serving_run.Run(
         card, TINY, {"card": "none"}, prompt=300, sample=256, positions=1200, repeats=3, out=out, back_ends=(None,)
     )
-    broken = kv_caches.Coded("broken", coded().plan, 1, kv_caches.Library(None, None, None), "cpu")
+    broken = kv_caches.Coded("broken", coded().plan, 1, kv_caches.Backend(None, None, None), "cpu")
     serving_run.ACTIVATIONS, kept = 0, serving_run.ACTIVATIONS
     try:
         serving_run.measure(run, [coded(), broken], (1, 4, 40), (300, 600))

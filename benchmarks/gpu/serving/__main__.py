@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from attend import machine
 from decoder_model import DecoderShape, random_rows
-from kv_caches import Coded, Library
+from kv_caches import Backend, Coded
 from measuring import Card
 from run import Run, measure
 
@@ -75,14 +75,14 @@ def main() -> int:
         "card_bytes": torch.cuda.mem_get_info()[1],
     }  # fmt: skip
     batches, lengths = (BATCHES[::3], LENGTHS[::6]) if chosen.quick else (BATCHES, LENGTHS)
-    library = Library.of_gpu()
+    backend = Backend.of_gpu()
     with torch.inference_mode():
         run = Run(
             Card(), shape, header, prompt=PROMPT, sample=PROMPT, positions=max(LENGTHS) + 512,
             repeats=2 if chosen.quick else REPEATS, seconds=chosen.seconds, out=chosen.out,
         )  # fmt: skip
         coded = [
-            Coded(name, plan, Profile.named(name.partition(":")[0]).sinks, library, "cuda")
+            Coded(name, plan, Profile.named(name.partition(":")[0]).sinks, backend, "cuda")
             for name, plan in plans.items()
         ]
         measure(run, coded, batches, lengths)

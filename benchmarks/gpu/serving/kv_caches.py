@@ -87,7 +87,7 @@ def _side_by_side(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Library:
+class Backend:
     """The classes a :class:`PageCache` is made of."""
 
     codec: Any
@@ -95,9 +95,9 @@ class Library:
     attention: Any
 
     @staticmethod
-    def of_gpu() -> Library:
+    def of_gpu() -> Backend:
         cuda = import_module("dquantcodec.cuda")
-        return Library(cuda.Codec, cuda.Cache, import_module("dquantcodec.cuda.attend").PageAttention)
+        return Backend(cuda.Codec, cuda.Cache, import_module("dquantcodec.cuda.attend").PageAttention)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,12 +107,12 @@ class Coded:
     name: str
     plan: Plan
     sinks: int
-    library: Library
+    backend: Backend
     device: str
 
     @cached_property
     def codec(self) -> Any:
-        return self.library.codec(self.plan)
+        return self.backend.codec(self.plan)
 
     def pages(self, sample: torch.Tensor) -> torch.Tensor:
         """uint8 ``[pages, page_bytes]`` of all whole windows of ``sample`` BF16 ``[2, T, H, D]``."""
@@ -139,7 +139,7 @@ class PageCache:
         self.table = order.view(batch, windows).to(device)
         size = (batch * windows, coded.codec.layout.page_bytes)
         self.pools = [torch.empty(size, device=device, dtype=torch.uint8) for _ in range(shape.layers)]
-        self.caches = [coded.library.cache(coded.codec, pool, self.table) for pool in self.pools]
+        self.caches = [coded.backend.cache(coded.codec, pool, self.table) for pool in self.pools]
         self.lengths = [torch.from_dlpack(cache.lengths) for cache in self.caches]
         leading = (2, batch, coded.sinks, shape.kv_heads, shape.head_dim)
         exact = {"device": device, "dtype": torch.bfloat16}
@@ -147,7 +147,7 @@ class PageCache:
         counts = {"device": device, "dtype": torch.int32}
         self._sinks = torch.full((batch,), coded.sinks, **counts)
         self._in_pages, self._in_tail = torch.zeros(2, batch, **counts).unbind()
-        self.attention = coded.library.attention(plan, batch, shape.query_heads, most_tokens=windows * plan.window)
+        self.attention = coded.backend.attention(plan, batch, shape.query_heads, most_tokens=windows * plan.window)
         self.out = torch.empty((batch, 1, shape.query_heads, shape.head_dim), **exact)
         #: False leaves attention out, for measuring what appending and encoding take.
         self.attending = True
