@@ -38,6 +38,7 @@ class Geometry:
     positions: int = 1
     dtype: str = "float16"
     warps: int | None = None
+    ringed: bool | None = None
     sliding_window: int = 0
     soft_cap: float = 0.0
     spread: float = 1.0
@@ -56,7 +57,7 @@ class Geometry:
     def launch(self, shared: int) -> attend_launch.AttendLaunch:
         return attend_launch.attend_launch(
             self.plan, self.group, self.positions, self.dtype, masked=self.masked, soft_cap=self.soft_cap > 0,
-            warps=self.warps, shared=shared,
+            warps=self.warps, ringed=self.ringed, shared=shared,
         )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from attend_support import (
     Batch,
     Geometry,
     as_float,
+    channel_spread,
     check,
     device_array,
     launch_on_the_host,
@@ -165,6 +166,23 @@ def test_agrees_with_float64_on_the_host(folder: Path, name: str) -> None:
     want = batch.reference(1 / math.sqrt(geometry.head_dim))
     for blocks in (1, 5):
         check(batch, batch.run_on_host(folder, blocks, backwards=blocks == 1), want)
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("name", ["paper-2.26", "3.0", "classes, trellis"])
+def test_rings_of_words_on_the_host(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, short: bool) -> None:
+    """Words come through rings, or, where lanes are too far apart for short ones, straight from the pages."""
+    if short:
+        monkeypatch.setattr(attend_launch, "RING_ROWS", {"rans": 32, "prefix": 8, "trellis": 4})
+    geometry = replace(GEOMETRIES[name], ringed=True, group=2)
+    keys, values = np.random.default_rng(4).standard_normal((2, 200, geometry.kv_heads, 128)).astype(np.float32)
+    if geometry.classes:
+        keys, values = (keys, values) * channel_spread(geometry.kv_heads, 128)
+    # Tokens that need more bits in their first heads than in the others, beside tokens that do not.
+    keys[::3, :1] *= 6
+    values[1::3, :1] *= 6
+    batch = Batch(geometry, [200, 0, 65], real=(keys, values))
+    check(batch, batch.run_on_host(folder, 2), batch.reference(1 / math.sqrt(128)))
 
 
 def test_many_exact_tokens_on_the_host(folder: Path) -> None:

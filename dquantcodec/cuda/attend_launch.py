@@ -47,6 +47,10 @@ FREQUENCY_BITS = 10
 #: Shared memory a block may ask for, by architecture.
 BLOCK_SHARED_BYTES = {"sm_80": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10}
 
+#: Rows of words that a ring holds: what lanes of a warp are usually apart, a chunk's letters, and what is on its way.
+RING_ROWS = {"rans": 64, "prefix": 32, "trellis": 16}
+#: Where dynamic shared memory begins on GPUs that rings are made for.
+RING_START = 1024
 #: Added to :data:`OPTIONS`, builds kernels that a race checker can follow.
 CHECKED = "-DDQ_CHECKED=1"
 #: Warps of a block to try.
@@ -60,7 +64,8 @@ OPTIONS = ("--fmad=true",)
 class StreamShape:
     """``Letters`` or ``GroupLetters`` of the device code: how one kind's letters go through shared memory.
 
-    ``letters`` of a head take ``bits`` each at most; ``rotated`` kinds keep their queries for page means.
+    ``letters`` of a head take ``bits`` each at most; ``kept`` kinds keep rotated queries for page means.  ``ring`` rows
+    of words are enough where a block has no room for whole streams.
     """
 
     letters: int
@@ -69,8 +74,9 @@ class StreamShape:
     word_bytes: int
     stream_bytes: int
     table_bytes: int
+    ring: int
     chunk_letters: int = 16
-    rotated: bool = True
+    kept: bool = False
 
     @staticmethod
     def of(plan: Plan, kind: str) -> StreamShape:
@@ -85,8 +91,9 @@ class StreamShape:
                 word_bytes=4,
                 stream_bytes=stream_bytes,
                 table_bytes=group.table.nbytes,
+                ring=RING_ROWS["trellis" if group.states > 1 else "prefix"],
                 chunk_letters=8,
-                rotated=group.rotated,
+                kept=group.rotated and group.mean,
             )
         letters = -(-plan.head_dim // stream.letter)
         return StreamShape(
@@ -96,6 +103,7 @@ class StreamShape:
             word_bytes=stream.word_bytes,
             stream_bytes=stream_bytes,
             table_bytes=(4 if stream.coder == "rans" else 2) << stream.precision,
+            ring=RING_ROWS[stream.coder],
         )
 
     def longest(self, heads: int) -> int:
@@ -113,6 +121,7 @@ class AttendShape:
     groups: int
     warps: int
     pieces: int
+    rings: tuple[int, int]
     shared_bytes: int
 
     @property
@@ -129,7 +138,7 @@ class AttendShape:
         return self.heads * self.rows * 2
 
     @staticmethod
-    def of(plan: Plan, group: int, positions: int, warps: int) -> AttendShape:
+    def of(plan: Plan, group: int, positions: int, warps: int, *, ringed: bool = False) -> AttendShape:
         key, value = (StreamShape.of(plan, kind) for kind in KINDS)
         heads = plan.kv_heads // plan.key.substreams
         wanted = group * positions
@@ -147,17 +156,18 @@ class AttendShape:
         at = key.table_bytes + value.table_bytes
         at += warps * slot
         at += heads * key.tiles * min(rows, 8) * 32 * -(-rows // 8)
-        at += row_bytes if key.rotated else 0
+        at += row_bytes if key.kept else 0
         at += heads * rows * 8
         at += summing * (warps + 1) * rows * 4
         at += warps * (2 * rows + 4) * 4
         at += 2 * heads * rows * 2 * 4
         at = _align(at + 2 * mean_groups * heads * rows * 4, 16)
-        streams_at = _align(at + (2 + 4 * warps) * 8, 128)
-        stage_at = _align(streams_at + warps * (key.stream_bytes + value.stream_bytes), 128)
+        sizes = [s.ring * TILE * s.word_bytes if ringed else s.stream_bytes for s in (key, value)]
+        streams_at = _align(RING_START + at + (2 + 4 * warps) * 8, max(sizes) if ringed else 128) - RING_START
+        stage_at = _align(streams_at + warps * sum(sizes), 128)
         stage_at += 1024 if CHECKED in OPTIONS else 0
         stage = warps * 4 * TILE * key.chunk_letters
-        longest = max(key.longest(heads), value.longest(heads))
+        longest = 0 if ringed else max(key.longest(heads), value.longest(heads))
         return AttendShape(
             heads=heads,
             rows=rows,
@@ -165,7 +175,8 @@ class AttendShape:
             groups=passes * plan.key.substreams,
             warps=warps,
             pieces=pieces,
-            shared_bytes=stage_at + max(stage, longest, 0 if key.rotated else row_bytes),
+            rings=(key.ring, value.ring) if ringed else (0, 0),
+            shared_bytes=stage_at + max(stage, longest, 0 if key.kept else row_bytes),
         )
 
 
@@ -193,6 +204,7 @@ def attend_launch(
     masked: bool = False,
     soft_cap: bool = False,
     warps: int | None = None,
+    ringed: bool | None = None,
     residents: int = 1,
     many: bool = False,
     out_dtype: str | None = None,
@@ -200,7 +212,8 @@ def attend_launch(
 ) -> AttendLaunch:
     """The kernels for ``group`` query heads of a KV head and ``positions`` query tokens.
 
-    ``warps`` of a block default to the most that fit into ``shared`` bytes; fewer suit little work.  ``residents``
+    ``warps`` of a block default to the most that fit into ``shared`` bytes; fewer suit little work.  ``ringed`` blocks
+    have parts of their streams in shared memory, by default those that have no room for whole ones.  ``residents``
     blocks share a multiprocessor; ``many`` says that queries alone make more blocks than it has.  ``dtype`` is that of
     queries, and of outputs unless ``out_dtype`` is another.  Raises :class:`UnsupportedError` for plans that the
     kernels do not take.
@@ -214,15 +227,17 @@ def attend_launch(
             f"are heads of {plan.head_dim}, means {plan.value.mean}",
             code="device-geometry",
         )
-    if warps is None:
-        fitting = [w for w in _WARPS if AttendShape.of(plan, group, positions, w).shared_bytes <= shared]
-        # Sums of large heads or many rows need the registers of the other half.
-        wide = plan.head_dim * AttendShape.of(plan, group, positions, 1).rows > 512
-        fitting = [w for w in fitting if w <= (8 if wide else 16)]
-        if not fitting:
-            raise UnsupportedError("no block of this plan fits into shared memory", code="device-shared")
-        warps = fitting[0]
-    shape = AttendShape.of(plan, group, positions, warps)
+    # Sums of large heads or many rows need the registers of the other half.
+    wide = plan.head_dim * AttendShape.of(plan, group, positions, 1).rows > 512
+    shapes = [
+        AttendShape.of(plan, group, positions, w, ringed=r)
+        for w in ([w for w in _WARPS if w <= (8 if wide else 16)] if warps is None else [warps])
+        for r in ((False, True) if ringed is None else (ringed,))
+    ]
+    fitting = [shape for shape in shapes if shape.shared_bytes <= shared]
+    if not fitting:
+        raise UnsupportedError("no block of this plan fits into shared memory", code="device-shared")
+    shape = fitting[0]
     values: dict[str, int | str] = {
         "HEADS": plan.kv_heads,
         "HEAD_DIM": plan.head_dim,
@@ -230,13 +245,15 @@ def attend_launch(
         "SUBSTREAMS": plan.key.substreams,
         "GROUP": group,
         "POSITIONS": positions,
-        "WARPS": warps,
+        "WARPS": shape.warps,
         "ELEMENT": ELEMENTS[dtype],
         "OUT_ELEMENT": ELEMENTS[out_dtype or dtype],
         "MASKED": int(masked),
         "SOFT_CAP": int(soft_cap),
         "PAGE_BYTES": PageLayout.of(plan).page_bytes,
         "SHARED_BYTES": shape.shared_bytes,
+        "KEY_RING": shape.rings[0],
+        "VALUE_RING": shape.rings[1],
         "BLOCKS": residents,
         "FINISH_THREADS": FINISH_THREADS[many],
     }

@@ -23,8 +23,9 @@ from ..plan import Plan, StreamPlan
 from ..prefix import LENGTH_BITS, prefix_table
 from ..trellis import state_bits
 
-#: Tables are rounded up to so many bytes, so that more layers share a kernel.
-TABLE_STEP = 8192
+#: Tables are rounded up to so many bytes, so that more layers share a kernel; those of a trellis, which take most of a
+#: block's memory, to fewer.
+TABLE_STEP, TRELLIS_TABLE_STEP = 8192, 2048
 #: Parameters of a kernel.
 MOST_PARAM_BYTES = 32000
 #: What sums of levels are multiplied with (``OUTPUT_UNIT`` of the device code).
@@ -152,7 +153,8 @@ def group_kind(plan: Plan, kind: str) -> GroupKind:
         )
     begins: list[int] = np.cumsum([0, *sizes[:-1]]).tolist()
     used = (states - 1) * distance + sum(sizes)
-    table = np.zeros(-(-used // TABLE_STEP) * TABLE_STEP // 2, np.uint16)
+    step = TRELLIS_TABLE_STEP if states > 1 else TABLE_STEP
+    table = np.zeros(-(-used // step) * step // 2, np.uint16)
     for (number, layout), begin, size in zip(copies, begins, sizes):
         bits = _field_places(layouts[layout], first, low, above)
         for state in range(states):

@@ -40,6 +40,10 @@ template <int AT> inline u32 load_entry(u32 offset) { return load_shared<u16>(SH
 template <int AT> inline u32 load_wide_entry(u32 offset) { return load_shared<u32>(SHARED_START + AT + offset); }
 inline u32 load_half(u32 at) { return load_shared<u16>(at); }
 inline u32 load_word(u32 at) { return load_shared<u32>(at); }
+inline void store_half(u32 at, u32 x) {
+    const u16 half = (u16)x;
+    std::memcpy(shared_pointer(at), &half, sizeof half);
+}
 inline void store_shared2(u32 at, u32 x, u32 y) {
     const u32 values[2] = {x, y};
     std::memcpy(shared_pointer(at), values, sizeof values);
@@ -118,6 +122,7 @@ inline u32 warp_least(u32 x) {
     for (int mask = 16; mask > 0; mask /= 2) x = std::min(x, from_lane_xor(x, mask));
     return x;
 }
+inline bool warp_all(bool condition) { return ballot(condition) == ~0u; }
 inline void copy_stream(u32 to, const void* from, u32 bytes, u32 barrier, int lane) {
     // All lanes have read what stood there before any of it is replaced.
     warp_barrier();

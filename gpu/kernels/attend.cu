@@ -13,12 +13,12 @@ struct Constants {
     typedef dquant::AttendParams Params;
     struct Key {
         static constexpr int levels = DQ_KEY_LEVELS, letter = DQ_KEY_LETTER, precision = DQ_KEY_PRECISION;
-        static constexpr int words = DQ_KEY_WORDS;
+        static constexpr int words = DQ_KEY_WORDS, ring = DQ_KEY_RING;
         static constexpr bool rans = DQ_KEY_RANS, mean = DQ_KEY_MEAN, mid_tread = DQ_KEY_MID_TREAD;
     };
     struct Value {
         static constexpr int levels = DQ_VALUE_LEVELS, letter = DQ_VALUE_LETTER, precision = DQ_VALUE_PRECISION;
-        static constexpr int words = DQ_VALUE_WORDS;
+        static constexpr int words = DQ_VALUE_WORDS, ring = DQ_VALUE_RING;
         static constexpr bool rans = DQ_VALUE_RANS, mean = DQ_VALUE_MEAN, mid_tread = DQ_VALUE_MID_TREAD;
     };
 };

@@ -14,6 +14,7 @@ struct Constants {
     struct Key {
         static constexpr int words = DQ_KEY_WORDS, precision = DQ_KEY_PRECISION, table_bytes = DQ_KEY_TABLE_BYTES;
         static constexpr int states = DQ_KEY_STATES, groups = DQ_KEY_GROUPS;
+        static constexpr int ring = DQ_KEY_RING;
         static constexpr bool rans = false, mid_tread = true, mean = DQ_KEY_MEAN;
         static constexpr bool rotated = DQ_KEY_ROTATED, low = DQ_KEY_LOW;
         static constexpr int first_field = DQ_KEY_FIRST_FIELD;
@@ -33,6 +34,7 @@ struct Constants {
     struct Value {
         static constexpr int words = DQ_VALUE_WORDS, precision = DQ_VALUE_PRECISION;
         static constexpr int table_bytes = DQ_VALUE_TABLE_BYTES, states = DQ_VALUE_STATES, groups = DQ_VALUE_GROUPS;
+        static constexpr int ring = DQ_VALUE_RING;
         static constexpr bool rans = false, mid_tread = true, mean = DQ_VALUE_MEAN;
         static constexpr bool rotated = DQ_VALUE_ROTATED, low = DQ_VALUE_LOW;
         static constexpr int first_field = DQ_VALUE_FIRST_FIELD;

@@ -15,6 +15,7 @@
 //         static constexpr bool soft_cap;
 //         struct Key {
 //             static constexpr int levels, letter, precision, words;
+//             static constexpr int ring;  // rows of words in shared memory, a power of two; 0: whole streams
 //             static constexpr bool rans, mean, mid_tread;
 //         };
 //         struct Value { the same };
@@ -63,6 +64,8 @@ template <class Kind, int D> struct Letters {
         return rans ? heads * per_head + 4 : heads * per_head * Kind::precision / 32 + 4;
     }
     static constexpr int stream_bytes = Kind::words * row_bytes;
+    static constexpr int ring_bytes = Kind::ring * row_bytes;
+    static constexpr int code_bits = Kind::precision;  // of a letter at most (prefix)
     static constexpr int table_bytes = (rans ? 4 : 2) << Kind::precision;
     static constexpr float middle = 0.5f * (Kind::levels - 1);
 
@@ -86,6 +89,8 @@ template <class Kind, int D> struct Letters {
 #define DQ_CHECKED 0
 #endif
 constexpr int CHECKED_PAD = DQ_CHECKED ? 1024 : 0;
+// Where dynamic shared memory begins, on GPUs that rings are made for.
+constexpr int RING_START = 1024;
 
 template <class Kind, int D> struct GroupLetters;
 
@@ -134,9 +139,10 @@ template <class C> struct AttendShape {
     // A warp's output of one head as FP16 pairs of query rows: [value tile][letter % 8][row / 2][letter / 8].
     static constexpr int slot_bytes = Values::tiles * 8 * (rows / 2) * 8;
     static constexpr int pieces = slot_bytes / 16;  // each: two letters of four query rows
-    // Rotated queries are kept for as long as their segment lasts, because page means are multiplied with them; others
-    // stand where letters will, until they are laid out.
-    static constexpr bool rows_kept = Keys::rotated;
+    // Rotated queries in the order of channels are kept for as long as their segment lasts, where page means are
+    // multiplied with them and the operands have them by tables; others stand where letters will, until they are laid
+    // out.
+    static constexpr bool rows_kept = C::grouped && Keys::rotated && C::Key::mean;
     static constexpr int row_bytes = heads * rows * dim * 2;
     // Whether work for the next unit can begin while the last head of this one is decoded.
     static constexpr bool early = heads >= 2;
@@ -158,21 +164,28 @@ template <class C> struct AttendShape {
     static constexpr int state_at = summary_at + C::warps * summary_floats * 4;
     static constexpr int mean_at = state_at + 2 * state_floats * 4;
     static constexpr int barrier_at = align_up(mean_at + 2 * mean_groups * heads * rows * 4, 16);
-    static constexpr int streams_at = align_up(barrier_at + (2 + 4 * C::warps) * 8, 128);
-    static constexpr int warp_stream_bytes = Keys::stream_bytes + Values::stream_bytes;
+    // Of whole streams, or of rings, which begin at multiples of their size; the larger ones first.
+    static constexpr bool ringed = Keys::ring_bytes > 0;
+    static constexpr int key_stream_bytes = ringed ? Keys::ring_bytes : Keys::stream_bytes;
+    static constexpr int value_stream_bytes = ringed ? Values::ring_bytes : Values::stream_bytes;
+    static constexpr int stream_alignment = ringed ? most(key_stream_bytes, value_stream_bytes) : 128;
+    static constexpr int streams_at =
+        align_up(RING_START + barrier_at + (2 + 4 * C::warps) * 8, stream_alignment) - RING_START;
+    static constexpr int warp_stream_bytes = key_stream_bytes + value_stream_bytes;
     // Two of a chunk's letters of every token.  They stand behind the streams: a stream of arbitrary bits may run on
     // for more words than its container has, and reads them here.
     static constexpr int stage_at = align_up(streams_at + C::warps * warp_stream_bytes, 128) + CHECKED_PAD;
     static constexpr int stage_bytes = 4 * LANES * Keys::chunk_letters;
     static constexpr int row_at = rows_kept ? kept_at : stage_at;
     static constexpr int longest =
-        most(Keys::most_rows(heads) * Keys::row_bytes, Values::most_rows(heads) * Values::row_bytes);
+        ringed ? 0 : most(Keys::most_rows(heads) * Keys::row_bytes, Values::most_rows(heads) * Values::row_bytes);
     static constexpr int shared_bytes =
         stage_at + most(most(C::warps * stage_bytes, longest), rows_kept ? 0 : row_bytes);
 
     static_assert(C::heads % C::substreams == 0, "sub-streams hold whole heads");
     static_assert(dim % 32 == 0 && dim <= 256, "head sizes are multiples of 32 up to 256");
     static_assert(!C::Value::mean, "value means are not supported");
+    static_assert((Keys::ring_bytes > 0) == (Values::ring_bytes > 0), "rings for both or for neither");
     static_assert(C::window % LANES == 0, "windows are whole tiles");
     static_assert(query_at % 16 == 0 && kept_at % 16 == 0 && factor_at % 16 == 0 && weight_at % 16 == 0 &&
                       summary_at % 16 == 0 && state_at % 16 == 0 && mean_at % 16 == 0 && barrier_at % 8 == 0 &&

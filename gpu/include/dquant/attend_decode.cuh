@@ -16,19 +16,25 @@ struct BitStream {
     u32 low, high, next, position, at;
 };
 
-DQ_DEVICE void start_stream(BitStream& s, u32 at) {
-    s.low = load_word(at);
-    s.high = load_word(at + 128);
-    s.next = load_word(at + 256);
+// Where the words of a stream stand: all of them in shared memory, at the addresses that streams count in.
+struct SharedWords {
+    DQ_DEVICE u32 word(u32 at) const { return load_word(at); }
+    DQ_DEVICE u32 half(u32 at) const { return load_half(at); }
+};
+
+template <class Words> DQ_DEVICE void start_stream(BitStream& s, u32 at, const Words& words) {
+    s.low = words.word(at);
+    s.high = words.word(at + 128);
+    s.next = words.word(at + 256);
     s.position = 0;
     s.at = at + 256;
 }
 
 // Goes on to bit `position`, at most 31 further.  The next word is read again even if nothing moved: some lane nearly
 // always needs a new one, and a row of words is one pass.
-DQ_DEVICE void go_on(BitStream& s, u32 position) {
+template <class Words> DQ_DEVICE void go_on(BitStream& s, u32 position, const Words& words) {
     next_words(s.low, s.high, s.at, position, s.position, s.next);
-    s.next = load_word(s.at);
+    s.next = words.word(s.at);
     s.position = position;
 }
 
@@ -37,21 +43,21 @@ struct RansStream {
     u32 state, next, at;
 };
 
-DQ_DEVICE void start_stream(RansStream& s, u32 at) {
-    s.state = load_half(at) << 16 | load_half(at + 64);
-    s.next = load_half(at + 128);
+template <class Words> DQ_DEVICE void start_stream(RansStream& s, u32 at, const Words& words) {
+    s.state = words.half(at) << 16 | words.half(at + 64);
+    s.next = words.half(at + 128);
     s.at = at + 128;
 }
 
 // An entry holds the frequency f, `slot - c` and the fields, in 10, 10 and 12 bits.  Above the fields they read as
 // 1024 f + slot - c, so a quotient that is 1024 too small makes one shift of the entry all that is to be added.
-template <int PRECISION> DQ_DEVICE void go_on(RansStream& s, u32 entry) {
+template <int PRECISION, class Words> DQ_DEVICE void go_on(RansStream& s, u32 entry, const Words& words) {
     s.state = (entry >> 22) * ((s.state >> PRECISION) - 1024) + (entry >> 12);
     if (s.state < 65536) {
         s.state = s.state << 16 | s.next;
         s.at += 64;
     }
-    s.next = load_half(s.at);
+    s.next = words.half(s.at);
 }
 
 template <class L, bool RANS = L::rans> struct StreamOf {
@@ -73,16 +79,16 @@ template <class L, int PRECISION, int TABLE, bool RANS = L::rans> struct PairOfL
         window = funnel(s.low, s.high, s.position);
         first = load_entry<TABLE>(window & index_mask);
     }
-    DQ_DEVICE void look_up_second(BitStream&) {
+    template <class Words> DQ_DEVICE void look_up_second(BitStream&, const Words&) {
         window = funnel(window, window, length(first));
         second = load_entry<TABLE>(window & index_mask);
     }
-    DQ_DEVICE u32 finish_two(BitStream& s) const {
-        go_on(s, s.position + length(first) + length(second));
+    template <class Words> DQ_DEVICE u32 finish_two(BitStream& s, const Words& words) const {
+        go_on(s, s.position + length(first) + length(second), words);
         return permute_bytes(first, second, 0x5410);
     }
-    DQ_DEVICE u32 finish_one(BitStream& s) const {
-        go_on(s, s.position + length(first));
+    template <class Words> DQ_DEVICE u32 finish_one(BitStream& s, const Words& words) const {
+        go_on(s, s.position + length(first), words);
         return first;
     }
 };
@@ -91,16 +97,16 @@ template <class L, int PRECISION, int TABLE> struct PairOfLetters<L, PRECISION, 
     u32 first, second;
 
     DQ_DEVICE void look_up_first(const RansStream& s) { first = load_wide_entry<TABLE>(s.state << 2 & index_mask); }
-    DQ_DEVICE void look_up_second(RansStream& s) {
-        go_on<PRECISION>(s, first);
+    template <class Words> DQ_DEVICE void look_up_second(RansStream& s, const Words& words) {
+        go_on<PRECISION>(s, first, words);
         second = load_wide_entry<TABLE>(s.state << 2 & index_mask);
     }
-    DQ_DEVICE u32 finish_two(RansStream& s) const {
-        go_on<PRECISION>(s, second);
+    template <class Words> DQ_DEVICE u32 finish_two(RansStream& s, const Words& words) const {
+        go_on<PRECISION>(s, second, words);
         return permute_bytes(first, second, 0x5410);
     }
-    DQ_DEVICE u32 finish_one(RansStream& s) const {
-        go_on<PRECISION>(s, first);
+    template <class Words> DQ_DEVICE u32 finish_one(RansStream& s, const Words& words) const {
+        go_on<PRECISION>(s, first, words);
         return first;
     }
 };
@@ -116,10 +122,11 @@ template <int LETTERS> DQ_DEVICE void store_letters(u32 stage, int group, const 
 }
 
 // KEYS and VALUES letters (0 to 16) of the two streams to their stages.
-template <class C, int KEYS, int VALUES>
+template <class C, int KEYS, int VALUES, class KeyWords, class ValueWords>
 DQ_DEVICE void decode_chunk(
-    typename StreamOf<typename AttendShape<C>::Keys>::Type& key,
-    typename StreamOf<typename AttendShape<C>::Values>::Type& value, u32 key_stage, u32 value_stage
+    typename StreamOf<typename AttendShape<C>::Keys>::Type& key, const KeyWords& key_words,
+    typename StreamOf<typename AttendShape<C>::Values>::Type& value, const ValueWords& value_words, u32 key_stage,
+    u32 value_stage
 ) {
     typedef AttendShape<C> S;
     PairOfLetters<typename S::Keys, C::Key::precision, S::key_table_at> k;
@@ -130,10 +137,11 @@ DQ_DEVICE void decode_chunk(
         const int i = 2 * pair;
         if (i < KEYS) k.look_up_first(key);
         if (i < VALUES) v.look_up_first(value);
-        if (i + 1 < KEYS) k.look_up_second(key);
-        if (i + 1 < VALUES) v.look_up_second(value);
-        if (i < KEYS) keys[pair % 4] = i + 1 < KEYS ? k.finish_two(key) : k.finish_one(key);
-        if (i < VALUES) values[pair % 4] = i + 1 < VALUES ? v.finish_two(value) : v.finish_one(value);
+        if (i + 1 < KEYS) k.look_up_second(key, key_words);
+        if (i + 1 < VALUES) v.look_up_second(value, value_words);
+        if (i < KEYS) keys[pair % 4] = i + 1 < KEYS ? k.finish_two(key, key_words) : k.finish_one(key, key_words);
+        if (i < VALUES)
+            values[pair % 4] = i + 1 < VALUES ? v.finish_two(value, value_words) : v.finish_one(value, value_words);
         if (i < KEYS && (pair % 4 == 3 || i + 2 >= KEYS)) store_letters<KEYS>(key_stage, pair, keys);
         if (i < VALUES && (pair % 4 == 3 || i + 2 >= VALUES)) store_letters<VALUES>(value_stage, pair, values);
     }

@@ -1,7 +1,7 @@
 // How words get into shared memory while a block decodes: no warp has room for two units.
 #pragma once
 
-#include "dquant/attend_decode.cuh"
+#include "dquant/attend_ring.cuh"
 
 namespace dquant {
 
@@ -11,6 +11,7 @@ namespace dquant {
 // last head begins, later the rest.
 template <class L, int BYTES = L::stream_bytes> struct Feed {
     typedef typename StreamOf<L>::Type Stream;
+    typedef SharedWords Words;
 
     u32 buffer, barrier;  // and a second barrier behind it, for the rest
     u32 first_bytes, first_phase, rest_phase;
@@ -46,11 +47,20 @@ template <class L, int BYTES = L::stream_bytes> struct Feed {
         rest_pending = false;
     }
     // Begins to read; waits for the rest only if ROWS of words are not there yet.
-    template <int ROWS> DQ_DEVICE void start(Stream& s, int lane) {
+    template <int ROWS> DQ_DEVICE void start(Stream& s, int lane, bool) {
         wait_first();
         if (first_bytes < ROWS * L::row_bytes) wait_rest();
-        start_stream(s, buffer + lane * L::word_bytes);
+        start_stream(s, buffer + lane * L::word_bytes, near_words());
     }
+    DQ_DEVICE Words near_words() const { return Words(); }
+};
+
+// A ring of RING bytes, or 0: whole streams.
+template <class L, int RING> struct FeedOf {
+    typedef RingFeed<L, RING> Type;
+};
+template <class L> struct FeedOf<L, 0> {
+    typedef Feed<L> Type;
 };
 
 }  // namespace dquant

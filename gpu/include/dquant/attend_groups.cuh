@@ -10,6 +10,7 @@
 //     typedef GroupAttendParams<C> Params;
 //     struct Key {
 //         static constexpr int words, precision, table_bytes;  // of a container; the longest code; of all tables
+//         static constexpr int ring;
 //         static constexpr int states, groups;
 //         static constexpr bool rans = false, mid_tread = true, mean;
 //         static constexpr bool rotated;                       // beside a grouped kind: groups of one table
@@ -32,6 +33,8 @@ template <class Kind, int D> struct GroupLetters {
     static constexpr int word_bytes = 4, row_bytes = LANES * word_bytes;
     static constexpr int chunk_rows = chunk_letters * Kind::precision / 32 + 4;
     static constexpr int stream_bytes = Kind::words * row_bytes;
+    static constexpr int ring_bytes = Kind::ring * row_bytes;
+    static constexpr int code_bits = Kind::precision;
     static constexpr int table_bytes = Kind::table_bytes;
     // Entries of a state's tables hold the state after them where the address of its tables has it.
     static constexpr int states = Kind::states;
@@ -99,8 +102,8 @@ template <class C> struct GroupAttendParams : AttendParams {
 struct GroupStream : BitStream {
     u32 entry;
 };
-DQ_DEVICE void start_stream(GroupStream& s, u32 at) {
-    start_stream((BitStream&)s, at);
+template <class Words> DQ_DEVICE void start_stream(GroupStream& s, u32 at, const Words& words) {
+    start_stream((BitStream&)s, at, words);
     s.entry = 0;
 }
 
@@ -110,19 +113,22 @@ template <class Kind, int D> struct StreamOf<GroupLetters<Kind, D>, false> {
 
 // The two steps of a pair of letters of one group.
 template <class L, int TABLE> struct PairOfGroup {
-    u32 mask, table;
+    const u32 mask, table;
     u32 window, first, second;
+
+    DQ_DEVICE explicit PairOfGroup(const TablePlace& place) : mask(place.mask), table(place.begin) {}
 
     // Only the low five bits of a shift count.
     DQ_DEVICE static u32 length(u32 entry) { return L::first_field == 4 ? entry & 15 : entry; }
 
     // Only six bits of a position count, of which the uppermost says when a word has ended.
-    DQ_DEVICE static void pass(GroupStream& s, u32 lengths, u32 fields) {
+    template <class Words>
+    DQ_DEVICE static void pass(GroupStream& s, u32 lengths, u32 fields, const Words& words) {
         const u32 before = s.position;
         s.position += lengths;
         // A field in that bit takes its carry along.
         next_words(s.low, s.high, s.at, s.position, L::first_field == 5 ? before ^ fields : before, s.next);
-        s.next = load_word(s.at);
+        s.next = words.word(s.at);
     }
 
     DQ_DEVICE u32 look_up(u32 state) const {
@@ -134,17 +140,17 @@ template <class L, int TABLE> struct PairOfGroup {
         window = funnel(s.low, s.high, s.position);
         first = look_up(s.entry);
     }
-    DQ_DEVICE void look_up_second(const GroupStream&) {
+    template <class Words> DQ_DEVICE void look_up_second(const GroupStream&, const Words&) {
         window = funnel(window, window, length(first));
         second = look_up(first);
     }
-    DQ_DEVICE u32 finish_two(GroupStream& s) const {
-        pass(s, length(first) + length(second), first ^ second);
+    template <class Words> DQ_DEVICE u32 finish_two(GroupStream& s, const Words& words) const {
+        pass(s, length(first) + length(second), first ^ second, words);
         s.entry = second;
         return permute_bytes(first, second, 0x5410);
     }
-    DQ_DEVICE u32 finish_one(GroupStream& s) const {
-        pass(s, length(first), first);
+    template <class Words> DQ_DEVICE u32 finish_one(GroupStream& s, const Words& words) const {
+        pass(s, length(first), first, words);
         s.entry = first;
         return first;
     }
@@ -159,27 +165,29 @@ template <int LETTERS> DQ_DEVICE void store_group(u32 stage, const u32 (&letters
 }
 
 // Group GROUP of a key head beside group GROUP of a value head, by their tables; KEYS and VALUES: of which kinds.
-template <class C, int GROUP, bool KEYS, bool VALUES>
+template <class C, int GROUP, bool KEYS, bool VALUES, class KeyWords, class ValueWords>
 DQ_DEVICE void decode_groups(
-    GroupStream& key, GroupStream& value, const TablePlace& key_table, const TablePlace& value_table, u32 stage
+    GroupStream& key, const KeyWords& key_words, GroupStream& value, const ValueWords& value_words,
+    const TablePlace& key_table, const TablePlace& value_table, u32 stage
 ) {
     typedef AttendShape<C> S;
     constexpr int keys_count = KEYS ? S::Keys::letters(GROUP) : 0;
     constexpr int values_count = VALUES ? S::Values::letters(GROUP) : 0;
-    PairOfGroup<typename S::Keys, S::key_table_at> k;
-    PairOfGroup<typename S::Values, S::value_table_at> v;
-    k.mask = key_table.mask, k.table = key_table.begin;
-    v.mask = value_table.mask, v.table = value_table.begin;
+    PairOfGroup<typename S::Keys, S::key_table_at> k(key_table);
+    PairOfGroup<typename S::Values, S::value_table_at> v(value_table);
     u32 keys[4] = {}, values[4] = {};
 #pragma unroll
     for (int pair = 0; pair < (most(keys_count, values_count) + 1) / 2; ++pair) {
         const int i = 2 * pair;
         if (i < keys_count) k.look_up_first(key);
         if (i < values_count) v.look_up_first(value);
-        if (i + 1 < keys_count) k.look_up_second(key);
-        if (i + 1 < values_count) v.look_up_second(value);
-        if (i < keys_count) keys[pair] = i + 1 < keys_count ? k.finish_two(key) : k.finish_one(key);
-        if (i < values_count) values[pair] = i + 1 < values_count ? v.finish_two(value) : v.finish_one(value);
+        if (i + 1 < keys_count) k.look_up_second(key, key_words);
+        if (i + 1 < values_count) v.look_up_second(value, value_words);
+        if (i < keys_count)
+            keys[pair] = i + 1 < keys_count ? k.finish_two(key, key_words) : k.finish_one(key, key_words);
+        if (i < values_count)
+            values[pair] =
+                i + 1 < values_count ? v.finish_two(value, value_words) : v.finish_one(value, value_words);
     }
     if (keys_count > 0) store_group<keys_count>(stage, keys);
     if (values_count > 0) store_group<values_count>(stage + LANES * 16, values);

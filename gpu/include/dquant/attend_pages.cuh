@@ -26,8 +26,8 @@ template <class C> struct PageAttention : TileAttention<C> {
     using Tile::multiply_values; using Tile::soften; using Tile::weigh; using Tile::clear_logits;
     using Tile::clear_sums;
 
-    Feed<K> key_feed;
-    Feed<V> value_feed;
+    typename FeedOf<K, K::ring_bytes>::Type key_feed;
+    typename FeedOf<V, V::ring_bytes>::Type value_feed;
     u32 sum_phase;
     // Of grouped kinds: the first head of the sub-stream, counted in coded order.
     int key_first, value_first;
@@ -186,24 +186,82 @@ template <class C> struct PageAttention : TileAttention<C> {
         }
     }
 
+    // Chunk CHUNK's words to the rings, where they mostly are already; whether all lanes find theirs.
+    template <bool KEYS, bool VALUES, int CHUNK> DQ_DEVICE bool provide() {
+        constexpr int refilled_each = C::grouped ? 3 : 1;
+        if (CHUNK % refilled_each == 0) {
+            wait_for_words();
+            if (KEYS) key_feed.refill(key, lane);
+            if (VALUES) value_feed.refill(value, lane);
+        }
+        if (words_are_near<KEYS, VALUES>()) return true;
+        wait_for_words();
+        return words_are_near<KEYS, VALUES>();
+    }
+    DQ_DEVICE void wait_for_words() {
+        copy_async_wait();
+        warp_barrier();
+        key_feed.arrived();
+        value_feed.arrived();
+    }
+    template <bool KEYS, bool VALUES> DQ_DEVICE bool words_are_near() const {
+        return warp_all((!KEYS || key_feed.near(key)) && (!VALUES || value_feed.near(value)));
+    }
+
     // Key head `key_head` beside value head `value_head`, chunk by chunk.  `between` runs after the first chunk.
     template <bool KEYS, bool VALUES, int CHUNK = 0, class Between>
     DQ_DEVICE void chunks(int key_head, int value_head, Between between) {
         if constexpr (CHUNK < most(KEYS ? K::chunks : 0, VALUES ? V::chunks : 0)) {
             constexpr bool keys = KEYS && CHUNK < K::chunks, values = VALUES && CHUNK < V::chunks;
+            bool near = true;
+            if constexpr (S::ringed) near = provide<keys, values, CHUNK>();
             warp_barrier();
             if constexpr (C::grouped) {
                 TablePlace key_table = {}, value_table = {};
                 if constexpr (keys) key_table = p.keys[(key_first + key_head) * K::chunks + CHUNK];
                 if constexpr (values) value_table = p.values[(value_first + value_head) * V::chunks + CHUNK];
-                decode_groups<C, CHUNK, KEYS, VALUES>(key, value, key_table, value_table, key_stage);
+                if (near) {
+                    decode_groups<C, CHUNK, KEYS, VALUES>(
+                        key, key_feed.near_words(), value, value_feed.near_words(), key_table, value_table, key_stage
+                    );
+                } else if constexpr (S::ringed) {
+                    const u32 stages[2] = {key_stage, value_stage};
+                    if constexpr (keys)
+                        decode_far<K::letters(CHUNK)>(
+                            PairOfGroup<K, S::key_table_at>(key_table), key, key_feed.far_words(),
+                            [&](int i) { return stages[0] + 2 * i; }
+                        );
+                    if constexpr (values)
+                        decode_far<V::letters(CHUNK)>(
+                            PairOfGroup<V, S::value_table_at>(value_table), value, value_feed.far_words(),
+                            [&](int i) { return stages[1] + 2 * i; }
+                        );
+                }
                 warp_barrier();
                 if constexpr (keys) Tile::template multiply_key_group<CHUNK>(key_head);
                 if constexpr (values) Tile::template multiply_value_group<CHUNK>();
             } else {
                 constexpr int key_letters = KEYS ? K::letters_of(CHUNK) : 0;
                 constexpr int value_letters = VALUES ? V::letters_of(CHUNK) : 0;
-                decode_chunk<C, key_letters, value_letters>(key, value, key_stage, value_stage);
+                if (near) {
+                    decode_chunk<C, key_letters, value_letters>(
+                        key, key_feed.near_words(), value, value_feed.near_words(), key_stage, value_stage
+                    );
+                } else if constexpr (S::ringed) {
+                    const auto place = [](u32 stage) {
+                        return [stage](int i) { return (stage ^ (i / 8 * 16)) + i % 8 * 2; };
+                    };
+                    if constexpr (keys)
+                        decode_far<key_letters>(
+                            PairOfLetters<K, C::Key::precision, S::key_table_at>(), key, key_feed.far_words(),
+                            place(key_stage)
+                        );
+                    if constexpr (values)
+                        decode_far<value_letters>(
+                            PairOfLetters<V, C::Value::precision, S::value_table_at>(), value, value_feed.far_words(),
+                            place(value_stage)
+                        );
+                }
                 warp_barrier();
                 if constexpr (keys) multiply_keys(key_head, CHUNK);
                 if constexpr (values) multiply_values(CHUNK);
@@ -244,7 +302,7 @@ template <class C> struct PageAttention : TileAttention<C> {
 
         const u32 streams = base + S::streams_at + warp * S::warp_stream_bytes;
         key_feed.init(streams, base + S::barrier_at + 16 + warp * 32);
-        value_feed.init(streams + K::stream_bytes, base + S::barrier_at + 32 + warp * 32);
+        value_feed.init(streams + S::key_stream_bytes, base + S::barrier_at + 32 + warp * 32);
         const u32 stage = base + S::stage_at + warp * S::stage_bytes;
         if (C::grouped) {
             key_stage = key_operand = stage + lane * 16;
@@ -280,7 +338,7 @@ template <class C> struct PageAttention : TileAttention<C> {
         int held_slot = 0, held_head = 0, held_parity = 0;
         bool held_first = true;
 
-        key_feed.template start<1>(key, lane);
+        key_feed.template start<1>(key, lane, lane < last_valid);
         clear_logits();
         key_first = value_first = at.group % C::substreams * S::heads;
         chunks<true, false>(0, 0, [&] { mean_logits(at, 0); });
@@ -288,7 +346,7 @@ template <class C> struct PageAttention : TileAttention<C> {
         if (C::Key::mean) block_barrier();  // mean logits
         soften(0, 0);
         weigh();
-        value_feed.template start<1>(value, lane);
+        value_feed.template start<1>(value, lane, lane < last_valid);
         if (!S::early && steps > 1) {
             next_first = at.advance(p);
             key_tile = tile_of(at, page);
@@ -319,7 +377,7 @@ template <class C> struct PageAttention : TileAttention<C> {
                     mean_logits(at, parity);
                     block_barrier();
                 }
-                key_feed.template start<K::chunk_rows>(key, lane);
+                key_feed.template start<K::chunk_rows>(key, lane, lane < last_valid);
             }
             // The last head of a unit: the next one's first words.
             const bool last_head = key_head == S::heads - 1 && n + 1 < steps;
@@ -351,7 +409,7 @@ template <class C> struct PageAttention : TileAttention<C> {
             soften(key_head, parity);
             if (new_unit) unite_value_affine();
             weigh();
-            if (new_unit) value_feed.template start<V::chunk_rows>(value, lane);
+            if (new_unit) value_feed.template start<V::chunk_rows>(value, lane, lane < last_valid);
         }
         let_next_grid_start();
         value_first = key_first;

@@ -56,6 +56,9 @@ DQ_DEVICE u32 load_word(u32 at) {
 DQ_DEVICE void store_shared4(u32 at, u32 x, u32 y, u32 z, u32 w) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
+DQ_DEVICE void store_half(u32 at, u32 x) {
+    asm volatile("{ .reg .b16 h; cvt.u16.u32 h, %1; st.shared.b16 [%0], h; }" ::"r"(at), "r"(x) : "memory");
+}
 DQ_DEVICE void store_shared2(u32 at, u32 x, u32 y) {
     asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(x), "r"(y) : "memory");
 }
@@ -153,6 +156,7 @@ DQ_DEVICE void wait_for_grid_before() {
 
 DQ_DEVICE int lowest_bit(u32 x) { return __ffs((int)x) - 1; }
 DQ_DEVICE u32 warp_least(u32 x) { return __reduce_min_sync(0xFFFFFFFFu, x); }
+DQ_DEVICE bool warp_all(bool condition) { return __all_sync(0xFFFFFFFFu, condition); }
 
 // Copies `bytes` (a multiple of 16, not 0) to shared memory, on behalf of a whole warp; the barrier, which has one
 // arrival, then ends a phase.  Before Hopper the warp's own asynchronous copies do it.

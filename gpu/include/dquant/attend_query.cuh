@@ -153,6 +153,17 @@ template <class C> struct Queries {
             fragments[i] = make_uint2(halves[0] | halves[1] << 16, halves[2] | halves[3] << 16);
         }
     }
+    // Channel `d` of a row, of the operands of letters with one table for all.
+    DQ_DEVICE static float laid_out(const u8* shared, int head, int row, int d) {
+        if constexpr (C::grouped) return 0.0f;
+        else {
+            const int number = d / L::letter, field = d % L::letter, tile = number / 16 * L::letter + field;
+            const int fragment = (head * L::tiles + tile) * S::row_tiles + row / 8;
+            const int lane = row % 8 * 4 + number % 8 / 2, half = number % 16 / 8 * 2 + number % 2;
+            const u16 bits = ((const u16*)(shared + S::query_at))[(fragment * fragment_lanes + lane) * 4 + half];
+            return half_to_float(bits) * bits_float((u32)(127 - field_shift(field)) << 23);
+        }
+    }
     // log2 of 64 over the field's weight.
     DQ_DEVICE static int field_shift(int field) {
         int shift = 0;
@@ -191,8 +202,10 @@ template <class C> struct Queries {
 #pragma unroll
                     for (int k = 0; k < per_lane; ++k) {
                         const int d = lane + LANES * k;
-                        if (L::rotated)
+                        if (S::rows_kept)
                             dot[r] += mean[k] * half_to_float(rows[(h * S::rows + r) * S::dim + d]);
+                        else if (L::rotated)
+                            dot[r] += mean[k] * laid_out(shared, h, r, d);
                         else if (from >= 0)
                             dot[r] += mean[k] * load_element<C::element>(p.query, from + d);
                     }
