@@ -163,7 +163,8 @@ class AttendShape:
         at += 2 * heads * rows * 2 * 4
         at = _align(at + 2 * mean_groups * heads * rows * 4, 16)
         sizes = [s.ring * TILE * s.word_bytes if ringed else s.stream_bytes for s in (key, value)]
-        streams_at = _align(RING_START + at + (2 + 4 * warps) * 8, max(sizes) if ringed else 128) - RING_START
+        at = _align(at + (2 + 4 * warps) * 8, 16) + (warps * 64 if ringed else 0)
+        streams_at = _align(RING_START + at, max(sizes) if ringed else 128) - RING_START
         stage_at = _align(streams_at + warps * sum(sizes), 128)
         stage_at += 1024 if CHECKED in OPTIONS else 0
         stage = warps * 4 * TILE * key.chunk_letters

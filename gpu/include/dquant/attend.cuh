@@ -168,9 +168,10 @@ template <class C> struct AttendShape {
     static constexpr bool ringed = Keys::ring_bytes > 0;
     static constexpr int key_stream_bytes = ringed ? Keys::ring_bytes : Keys::stream_bytes;
     static constexpr int value_stream_bytes = ringed ? Values::ring_bytes : Values::stream_bytes;
+    static constexpr int ring_at = align_up(barrier_at + (2 + 4 * C::warps) * 8, 16);  // states of rings
     static constexpr int stream_alignment = ringed ? most(key_stream_bytes, value_stream_bytes) : 128;
     static constexpr int streams_at =
-        align_up(RING_START + barrier_at + (2 + 4 * C::warps) * 8, stream_alignment) - RING_START;
+        align_up(RING_START + ring_at + (ringed ? C::warps * 64 : 0), stream_alignment) - RING_START;
     static constexpr int warp_stream_bytes = key_stream_bytes + value_stream_bytes;
     // Two of a chunk's letters of every token.  They stand behind the streams: a stream of arbitrary bits may run on
     // for more words than its container has, and reads them here.

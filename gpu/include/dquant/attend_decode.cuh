@@ -20,6 +20,7 @@ struct BitStream {
 struct SharedWords {
     DQ_DEVICE u32 word(u32 at) const { return load_word(at); }
     DQ_DEVICE u32 half(u32 at) const { return load_half(at); }
+    DQ_DEVICE void move(u32& state, u32& at, u32& next) const { move_in_shared(state, at, next); }
 };
 
 template <class Words> DQ_DEVICE void start_stream(BitStream& s, u32 at, const Words& words) {
@@ -53,11 +54,7 @@ template <class Words> DQ_DEVICE void start_stream(RansStream& s, u32 at, const 
 // 1024 f + slot - c, so a quotient that is 1024 too small makes one shift of the entry all that is to be added.
 template <int PRECISION, class Words> DQ_DEVICE void go_on(RansStream& s, u32 entry, const Words& words) {
     s.state = (entry >> 22) * ((s.state >> PRECISION) - 1024) + (entry >> 12);
-    if (s.state < 65536) {
-        s.state = s.state << 16 | s.next;
-        s.at += 64;
-    }
-    s.next = words.half(s.at);
+    words.move(s.state, s.at, s.next);
 }
 
 template <class L, bool RANS = L::rans> struct StreamOf {

@@ -17,7 +17,7 @@ template <class L, int BYTES = L::stream_bytes> struct Feed {
     u32 first_bytes, first_phase, rest_phase;
     bool rest_pending;
 
-    DQ_DEVICE void init(u32 buffer_, u32 barrier_) {
+    DQ_DEVICE void init(u32 buffer_, u32 barrier_, void*) {
         buffer = buffer_, barrier = barrier_;
         first_bytes = first_phase = rest_phase = 0;
         rest_pending = false;
@@ -47,7 +47,7 @@ template <class L, int BYTES = L::stream_bytes> struct Feed {
         rest_pending = false;
     }
     // Begins to read; waits for the rest only if ROWS of words are not there yet.
-    template <int ROWS> DQ_DEVICE void start(Stream& s, int lane, bool) {
+    template <int ROWS> DQ_DEVICE void start(Stream& s, int lane, int) {
         wait_first();
         if (first_bytes < ROWS * L::row_bytes) wait_rest();
         start_stream(s, buffer + lane * L::word_bytes, near_words());

@@ -188,21 +188,19 @@ template <class C> struct PageAttention : TileAttention<C> {
 
     // Chunk CHUNK's words to the rings, where they mostly are already; whether all lanes find theirs.
     template <bool KEYS, bool VALUES, int CHUNK> DQ_DEVICE bool provide() {
-        constexpr int refilled_each = C::grouped ? 3 : 1;
-        if (CHUNK % refilled_each == 0) {
-            wait_for_words();
-            if (KEYS) key_feed.refill(key, lane);
-            if (VALUES) value_feed.refill(value, lane);
+        constexpr int turned_each = C::grouped ? 3 : 1;
+        if (CHUNK % turned_each == 0) {
+            copy_async_wait();
+            warp_barrier();
+            if (KEYS) key_feed.turn(key, lane);
+            if (VALUES) value_feed.turn(value, lane);
         }
         if (words_are_near<KEYS, VALUES>()) return true;
-        wait_for_words();
-        return words_are_near<KEYS, VALUES>();
-    }
-    DQ_DEVICE void wait_for_words() {
         copy_async_wait();
         warp_barrier();
-        key_feed.arrived();
-        value_feed.arrived();
+        if (KEYS) key_feed.arrived(lane);
+        if (VALUES) value_feed.arrived(lane);
+        return words_are_near<KEYS, VALUES>();
     }
     template <bool KEYS, bool VALUES> DQ_DEVICE bool words_are_near() const {
         return warp_all((!KEYS || key_feed.near(key)) && (!VALUES || value_feed.near(value)));
@@ -301,8 +299,11 @@ template <class C> struct PageAttention : TileAttention<C> {
         at.seek(p, begin, lane);
 
         const u32 streams = base + S::streams_at + warp * S::warp_stream_bytes;
-        key_feed.init(streams, base + S::barrier_at + 16 + warp * 32);
-        value_feed.init(streams + S::key_stream_bytes, base + S::barrier_at + 32 + warp * 32);
+        key_feed.init(streams, base + S::barrier_at + 16 + warp * 32, (RingState*)(shared + S::ring_at) + 2 * warp);
+        value_feed.init(
+            streams + S::key_stream_bytes, base + S::barrier_at + 32 + warp * 32,
+            (RingState*)(shared + S::ring_at) + 2 * warp + 1
+        );
         const u32 stage = base + S::stage_at + warp * S::stage_bytes;
         if (C::grouped) {
             key_stage = key_operand = stage + lane * 16;
@@ -338,7 +339,7 @@ template <class C> struct PageAttention : TileAttention<C> {
         int held_slot = 0, held_head = 0, held_parity = 0;
         bool held_first = true;
 
-        key_feed.template start<1>(key, lane, lane < last_valid);
+        key_feed.template start<1>(key, lane, last_valid);
         clear_logits();
         key_first = value_first = at.group % C::substreams * S::heads;
         chunks<true, false>(0, 0, [&] { mean_logits(at, 0); });
@@ -346,7 +347,7 @@ template <class C> struct PageAttention : TileAttention<C> {
         if (C::Key::mean) block_barrier();  // mean logits
         soften(0, 0);
         weigh();
-        value_feed.template start<1>(value, lane, lane < last_valid);
+        value_feed.template start<1>(value, lane, last_valid);
         if (!S::early && steps > 1) {
             next_first = at.advance(p);
             key_tile = tile_of(at, page);
@@ -377,7 +378,7 @@ template <class C> struct PageAttention : TileAttention<C> {
                     mean_logits(at, parity);
                     block_barrier();
                 }
-                key_feed.template start<K::chunk_rows>(key, lane, lane < last_valid);
+                key_feed.template start<K::chunk_rows>(key, lane, last_valid);
             }
             // The last head of a unit: the next one's first words.
             const bool last_head = key_head == S::heads - 1 && n + 1 < steps;
@@ -409,7 +410,7 @@ template <class C> struct PageAttention : TileAttention<C> {
             soften(key_head, parity);
             if (new_unit) unite_value_affine();
             weigh();
-            if (new_unit) value_feed.template start<V::chunk_rows>(value, lane, lane < last_valid);
+            if (new_unit) value_feed.template start<V::chunk_rows>(value, lane, last_valid);
         }
         let_next_grid_start();
         value_first = key_first;

@@ -16,6 +16,7 @@ template <int RING> struct RingWords {
     DQ_DEVICE u32 place(u32 at) const { return base | (at & (RING - 1)); }
     DQ_DEVICE u32 word(u32 at) const { return load_word(place(at)); }
     DQ_DEVICE u32 half(u32 at) const { return load_half(place(at)); }
+    DQ_DEVICE void move(u32& state, u32& at, u32& next) const { move_in_ring<RING>(state, at, next, base); }
 };
 
 // The same stream where the page has it.  Behind its last row, which nothing depends on, an earlier one is read again.
@@ -28,7 +29,25 @@ template <class L> struct FarWords {
     }
     DQ_DEVICE u32 word(u32 at) const { return *(const u32*)place(at); }
     DQ_DEVICE u32 half(u32 at) const { return *(const u16*)place(at); }
+    DQ_DEVICE void move(u32& state, u32& at, u32& next) const {
+        if (state >= 65536) return;
+        state = state << 16 | next;
+        at += L::row_bytes;
+        next = half(at);
+    }
 };
+
+// What a warp knows of a ring, beside the offsets that its lanes have reached.  It stands in shared memory: registers
+// would have to make room for it in every chunk.
+struct alignas(16) RingState {
+    const u8* words;      // of the stream that is read, and of the one behind it, less their offsets
+    const u8* following;  // null: not known yet
+    u32 end;              // of the stream that is read
+    u32 asked;            // up to where copies have begun
+    i32 tokens;           // lanes whose tokens exist; others hold nobody up
+    u32 reserved;
+};
+static_assert(sizeof(RingState) == 32, "AttendShape has room for it");
 
 // The streams of one kind that a warp reads, letters L, through a ring of RING bytes.
 template <class L, int RING> struct RingFeed {
@@ -41,63 +60,73 @@ template <class L, int RING> struct RingFeed {
     static_assert(rows * L::row_bytes <= RING, "a chunk's words fit");
 
     u32 base;
-    u32 end;              // of the stream that is read
-    u32 asked, ready;     // up to where copies have begun, and are known to have ended
-    const u8* words;      // of the stream that is read, and of the one behind it, less their offsets
-    const u8* following;  // null: not known yet
-    bool counts;          // this lane's token exists: others hold nobody up
+    u32 limit;  // from offsets up to it on, a chunk's words are there
+    RingState* state;
 
-    DQ_DEVICE void init(u32 base_, u32) {
+    DQ_DEVICE void init(u32 base_, u32, RingState* state_) {
         base = base_;
-        end = asked = ready = 0;
-        words = following = nullptr;
+        state = state_;
+        *state = RingState{nullptr, nullptr, 0, 0, 0, 0};
+        warp_barrier();
     }
     DQ_DEVICE Words near_words() const { return Words{base}; }
-    DQ_DEVICE FarWords<L> far_words() const { return FarWords<L>{words, end}; }
+    DQ_DEVICE FarWords<L> far_words() const { return FarWords<L>{state->words, state->end}; }
 
-    // Copies as far as there is room once all lanes have read up to `read`.
-    DQ_DEVICE void refill(u32 read, int lane) {
-        const u32 known = following ? end + L::stream_bytes : end;
+    // Copies as far as there is room once all lanes have read up to `read`; all copies before have ended for all lanes.
+    DQ_DEVICE void refill(RingState& now, u32 read, int lane) {
+        const u32 known = now.following ? now.end + L::stream_bytes : now.end;
         const u32 target = read + RING < known ? read + RING : known;
-        const u32 from = asked > read ? asked : read;
+        u32 at = (now.asked > read ? now.asked : read) + lane * 16;
 #pragma unroll 1
-        for (u32 at = from + lane * 16; at < target; at += LANES * 16)
-            copy_async16(base + (at & (RING - 1)), (at < end ? words : following) + at);
-        if (asked < target) asked = target;
+        while (at < target) {
+            copy_async16(base + (at & (RING - 1)), (at < now.end ? now.words : now.following) + at);
+            at += LANES * 16;
+        }
+        if (now.asked < target) now.asked = target;
     }
-    DQ_DEVICE void refill(const Stream& s, int lane) {
-        const u32 read = warp_least(counts ? s.at - lane * L::word_bytes : ~0u);
-        refill(read < end ? read : end, lane);
+    // `ready`: up to where copies have ended.
+    DQ_DEVICE void allow(const RingState& now, u32 ready, int lane) {
+        limit = lane >= now.tokens || ready >= now.end ? ~0u : ready - rows * L::row_bytes + lane * L::word_bytes;
     }
-    // Copies that have begun must have ended, for all lanes.
-    DQ_DEVICE void arrived() { ready = asked; }
+    // Takes what has arrived, and makes use of what all lanes have read.
+    DQ_DEVICE void turn(const Stream& s, int lane) {
+        RingState now = *state;
+        allow(now, now.asked, lane);
+        const u32 read = warp_least(lane < now.tokens ? s.at - lane * L::word_bytes : ~0u);
+        refill(now, read < now.end ? read : now.end, lane);
+        state->asked = now.asked;
+    }
+    DQ_DEVICE void arrived(int lane) { allow(*state, state->asked, lane); }
 
-    DQ_DEVICE void fetch_first(const u8* words_, u32, int lane) {
-        following = words_ - end;
-        if (end == 0) refill(0u, lane);
+    DQ_DEVICE void fetch_first(const u8* words, u32, int lane) {
+        RingState now = *state;
+        now.following = words - now.end;
+        warp_barrier();
+        if (now.end == 0) refill(now, 0, lane);
+        *state = now;
     }
     DQ_DEVICE void fetch_rest(const u8*, int) {}
     DQ_DEVICE void wait_rest() {}
     DQ_DEVICE u32 free_bytes(const Stream&, int) const { return 0; }
 
-    template <int ROWS> DQ_DEVICE void start(Stream& s, int lane, bool counts_) {
-        const u32 begin = end;
-        end += L::stream_bytes;
-        words = following;
-        following = nullptr;
-        counts = counts_;
-        if (ready < begin + rows * L::row_bytes) {
-            refill(begin, lane);
-            copy_async_wait();
-            warp_barrier();
-            arrived();
-        }
+    template <int ROWS> DQ_DEVICE void start(Stream& s, int lane, int tokens) {
+        warp_barrier();
+        RingState now = *state;
+        const u32 begin = now.end;
+        now.words = now.following;
+        now.following = nullptr;
+        now.end += L::stream_bytes;
+        now.tokens = tokens;
+        warp_barrier();
+        refill(now, begin, lane);
+        copy_async_wait();
+        *state = now;
+        warp_barrier();
+        allow(now, now.asked, lane);
         start_stream(s, begin + lane * L::word_bytes, near_words());
     }
     // Whether this lane finds the words of its next chunk in the ring.
-    DQ_DEVICE bool near(const Stream& s) const {
-        return !counts || ready >= end || (i32)(ready - s.at) >= rows * L::row_bytes;
-    }
+    DQ_DEVICE bool near(const Stream& s) const { return s.at <= limit; }
 };
 
 // LETTERS letters of one stream, wherever its words are; letter `i` to the place `place(i)`.
