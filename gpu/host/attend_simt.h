@@ -134,19 +134,11 @@ inline void copy_stream(u32 to, const void* from, u32 bytes, u32 barrier, int la
 }
 inline void wait_stream(u32 barrier, u32 phase) { barrier_wait(barrier, phase); }
 
-template <int RING> inline void move_in_ring(u32& state, u32& at, u32& next, u32 base) {
+inline void take_word(u32& state, u32& at, u32 next) {
     if (state >= 65536) return;
     state = state << 16 | next;
     at += 64;
-    next = load_half(base | (at & (RING - 1)));
 }
-inline void move_in_shared(u32& state, u32& at, u32& next) {
-    if (state >= 65536) return;
-    state = state << 16 | next;
-    at += 64;
-    next = load_half(at);
-}
-
 inline void next_words(u32& low, u32& high, u32& at, u32 position, u32 before, u32 next) {
     if (!((position ^ before) & 32)) return;
     low = high;

@@ -10,8 +10,8 @@
 namespace dquant {
 
 // The container of one prefix-coded token.  `position` is the bit before the next code, so that the window, masked, is
-// twice the table's index.  `low` and `high` are the word it lies in and the one behind, `next` the one behind that,
-// which stands at `at` in shared memory.
+// twice the table's index.  `low` and `high` are the word it lies in and the one behind; the one behind that stands at
+// `at`, and is `next` once the next code is looked up: of two loads the one that is waited for goes first.
 struct BitStream {
     u32 low, high, next, position, at;
 };
@@ -20,41 +20,39 @@ struct BitStream {
 struct SharedWords {
     DQ_DEVICE u32 word(u32 at) const { return load_word(at); }
     DQ_DEVICE u32 half(u32 at) const { return load_half(at); }
-    DQ_DEVICE void move(u32& state, u32& at, u32& next) const { move_in_shared(state, at, next); }
 };
 
 template <class Words> DQ_DEVICE void start_stream(BitStream& s, u32 at, const Words& words) {
     s.low = words.word(at);
     s.high = words.word(at + 128);
-    s.next = words.word(at + 256);
+    s.next = 0;
     s.position = 0;
     s.at = at + 256;
 }
 
 // Goes on to bit `position`, at most 31 further.  The next word is read again even if nothing moved: some lane nearly
 // always needs a new one, and a row of words is one pass.
-template <class Words> DQ_DEVICE void go_on(BitStream& s, u32 position, const Words& words) {
+DQ_DEVICE void go_on(BitStream& s, u32 position) {
     next_words(s.low, s.high, s.at, position, s.position, s.next);
-    s.next = words.word(s.at);
     s.position = position;
 }
 
-// The container of one rANS-coded token: its state, and the word that it asks for next, which stands at `at`.
+// The container of one rANS-coded token: its state, and the word that it asks for next, likewise at `at`.
 struct RansStream {
     u32 state, next, at;
 };
 
 template <class Words> DQ_DEVICE void start_stream(RansStream& s, u32 at, const Words& words) {
     s.state = words.half(at) << 16 | words.half(at + 64);
-    s.next = words.half(at + 128);
+    s.next = 0;
     s.at = at + 128;
 }
 
 // An entry holds the frequency f, `slot - c` and the fields, in 10, 10 and 12 bits.  Above the fields they read as
 // 1024 f + slot - c, so a quotient that is 1024 too small makes one shift of the entry all that is to be added.
-template <int PRECISION, class Words> DQ_DEVICE void go_on(RansStream& s, u32 entry, const Words& words) {
+template <int PRECISION> DQ_DEVICE void go_on(RansStream& s, u32 entry) {
     s.state = (entry >> 22) * ((s.state >> PRECISION) - 1024) + (entry >> 12);
-    words.move(s.state, s.at, s.next);
+    take_word(s.state, s.at, s.next);
 }
 
 template <class L, bool RANS = L::rans> struct StreamOf {
@@ -72,20 +70,21 @@ template <class L, int PRECISION, int TABLE, bool RANS = L::rans> struct PairOfL
     // Only the low five bits of a shift and six of a position count.  Fields of an entry that is not crowded lie above.
     DQ_DEVICE static u32 length(u32 entry) { return L::crowded ? entry & 15 : entry; }
 
-    DQ_DEVICE void look_up_first(const BitStream& s) {
+    template <class Words> DQ_DEVICE void look_up_first(BitStream& s, const Words& words) {
         window = funnel(s.low, s.high, s.position);
         first = load_entry<TABLE>(window & index_mask);
+        s.next = words.word(s.at);
     }
     template <class Words> DQ_DEVICE void look_up_second(BitStream&, const Words&) {
         window = funnel(window, window, length(first));
         second = load_entry<TABLE>(window & index_mask);
     }
-    template <class Words> DQ_DEVICE u32 finish_two(BitStream& s, const Words& words) const {
-        go_on(s, s.position + length(first) + length(second), words);
+    DQ_DEVICE u32 finish_two(BitStream& s) const {
+        go_on(s, s.position + length(first) + length(second));
         return permute_bytes(first, second, 0x5410);
     }
-    template <class Words> DQ_DEVICE u32 finish_one(BitStream& s, const Words& words) const {
-        go_on(s, s.position + length(first), words);
+    DQ_DEVICE u32 finish_one(BitStream& s) const {
+        go_on(s, s.position + length(first));
         return first;
     }
 };
@@ -93,17 +92,24 @@ template <class L, int PRECISION, int TABLE> struct PairOfLetters<L, PRECISION, 
     static constexpr u32 index_mask = ((1u << PRECISION) - 1) << 2;
     u32 first, second;
 
-    DQ_DEVICE void look_up_first(const RansStream& s) { first = load_wide_entry<TABLE>(s.state << 2 & index_mask); }
-    template <class Words> DQ_DEVICE void look_up_second(RansStream& s, const Words& words) {
-        go_on<PRECISION>(s, first, words);
-        second = load_wide_entry<TABLE>(s.state << 2 & index_mask);
+    template <class Words> DQ_DEVICE static u32 look_up(RansStream& s, const Words& words) {
+        const u32 entry = load_wide_entry<TABLE>(s.state << 2 & index_mask);
+        s.next = words.half(s.at);
+        return entry;
     }
-    template <class Words> DQ_DEVICE u32 finish_two(RansStream& s, const Words& words) const {
-        go_on<PRECISION>(s, second, words);
+    template <class Words> DQ_DEVICE void look_up_first(RansStream& s, const Words& words) {
+        first = look_up(s, words);
+    }
+    template <class Words> DQ_DEVICE void look_up_second(RansStream& s, const Words& words) {
+        go_on<PRECISION>(s, first);
+        second = look_up(s, words);
+    }
+    DQ_DEVICE u32 finish_two(RansStream& s) const {
+        go_on<PRECISION>(s, second);
         return permute_bytes(first, second, 0x5410);
     }
-    template <class Words> DQ_DEVICE u32 finish_one(RansStream& s, const Words& words) const {
-        go_on<PRECISION>(s, first, words);
+    DQ_DEVICE u32 finish_one(RansStream& s) const {
+        go_on<PRECISION>(s, first);
         return first;
     }
 };
@@ -132,13 +138,12 @@ DQ_DEVICE void decode_chunk(
 #pragma unroll
     for (int pair = 0; pair < (most(KEYS, VALUES) + 1) / 2; ++pair) {
         const int i = 2 * pair;
-        if (i < KEYS) k.look_up_first(key);
-        if (i < VALUES) v.look_up_first(value);
+        if (i < KEYS) k.look_up_first(key, key_words);
+        if (i < VALUES) v.look_up_first(value, value_words);
         if (i + 1 < KEYS) k.look_up_second(key, key_words);
         if (i + 1 < VALUES) v.look_up_second(value, value_words);
-        if (i < KEYS) keys[pair % 4] = i + 1 < KEYS ? k.finish_two(key, key_words) : k.finish_one(key, key_words);
-        if (i < VALUES)
-            values[pair % 4] = i + 1 < VALUES ? v.finish_two(value, value_words) : v.finish_one(value, value_words);
+        if (i < KEYS) keys[pair % 4] = i + 1 < KEYS ? k.finish_two(key) : k.finish_one(key);
+        if (i < VALUES) values[pair % 4] = i + 1 < VALUES ? v.finish_two(value) : v.finish_one(value);
         if (i < KEYS && (pair % 4 == 3 || i + 2 >= KEYS)) store_letters<KEYS>(key_stage, pair, keys);
         if (i < VALUES && (pair % 4 == 3 || i + 2 >= VALUES)) store_letters<VALUES>(value_stage, pair, values);
     }

@@ -122,13 +122,11 @@ template <class L, int TABLE> struct PairOfGroup {
     DQ_DEVICE static u32 length(u32 entry) { return L::first_field == 4 ? entry & 15 : entry; }
 
     // Only six bits of a position count, of which the uppermost says when a word has ended.
-    template <class Words>
-    DQ_DEVICE static void pass(GroupStream& s, u32 lengths, u32 fields, const Words& words) {
+    DQ_DEVICE static void pass(GroupStream& s, u32 lengths, u32 fields) {
         const u32 before = s.position;
         s.position += lengths;
         // A field in that bit takes its carry along.
         next_words(s.low, s.high, s.at, s.position, L::first_field == 5 ? before ^ fields : before, s.next);
-        s.next = words.word(s.at);
     }
 
     DQ_DEVICE u32 look_up(u32 state) const {
@@ -136,21 +134,22 @@ template <class L, int TABLE> struct PairOfGroup {
         if (L::states > 1) offset |= state & L::state_mask;
         return load_entry<TABLE>(offset);
     }
-    DQ_DEVICE void look_up_first(const GroupStream& s) {
+    template <class Words> DQ_DEVICE void look_up_first(GroupStream& s, const Words& words) {
         window = funnel(s.low, s.high, s.position);
         first = look_up(s.entry);
+        s.next = words.word(s.at);
     }
     template <class Words> DQ_DEVICE void look_up_second(const GroupStream&, const Words&) {
         window = funnel(window, window, length(first));
         second = look_up(first);
     }
-    template <class Words> DQ_DEVICE u32 finish_two(GroupStream& s, const Words& words) const {
-        pass(s, length(first) + length(second), first ^ second, words);
+    DQ_DEVICE u32 finish_two(GroupStream& s) const {
+        pass(s, length(first) + length(second), first ^ second);
         s.entry = second;
         return permute_bytes(first, second, 0x5410);
     }
-    template <class Words> DQ_DEVICE u32 finish_one(GroupStream& s, const Words& words) const {
-        pass(s, length(first), first, words);
+    DQ_DEVICE u32 finish_one(GroupStream& s) const {
+        pass(s, length(first), first);
         s.entry = first;
         return first;
     }
@@ -179,15 +178,12 @@ DQ_DEVICE void decode_groups(
 #pragma unroll
     for (int pair = 0; pair < (most(keys_count, values_count) + 1) / 2; ++pair) {
         const int i = 2 * pair;
-        if (i < keys_count) k.look_up_first(key);
-        if (i < values_count) v.look_up_first(value);
+        if (i < keys_count) k.look_up_first(key, key_words);
+        if (i < values_count) v.look_up_first(value, value_words);
         if (i + 1 < keys_count) k.look_up_second(key, key_words);
         if (i + 1 < values_count) v.look_up_second(value, value_words);
-        if (i < keys_count)
-            keys[pair] = i + 1 < keys_count ? k.finish_two(key, key_words) : k.finish_one(key, key_words);
-        if (i < values_count)
-            values[pair] =
-                i + 1 < values_count ? v.finish_two(value, value_words) : v.finish_one(value, value_words);
+        if (i < keys_count) keys[pair] = i + 1 < keys_count ? k.finish_two(key) : k.finish_one(key);
+        if (i < values_count) values[pair] = i + 1 < values_count ? v.finish_two(value) : v.finish_one(value);
     }
     if (keys_count > 0) store_group<keys_count>(stage, keys);
     if (values_count > 0) store_group<values_count>(stage + LANES * 16, values);

@@ -180,21 +180,14 @@ DQ_DEVICE void wait_stream(u32 barrier, u32 phase) {
 #endif
 }
 
-// What `go_on` does to an rANS state below 65536: takes the next word in, and reads the one behind it.
-DQ_DEVICE void move_in_shared(u32& state, u32& at, u32& next) {
-    asm volatile("{ .reg .pred p; setp.lt.u32 p, %0, 65536; @p prmt.b32 %0, %2, %0, 0x5410; @p add.u32 %1, %1, 64;"
-                 " @p ld.volatile.shared.u16 %2, [%1]; }"
-                 : "+r"(state), "+r"(at), "+r"(next)::"memory");
-}
-template <int RING> DQ_DEVICE void move_in_ring(u32& state, u32& at, u32& next, u32 base) {
-    asm volatile("{ .reg .pred p; .reg .u32 a; setp.lt.u32 p, %0, 65536; @p prmt.b32 %0, %2, %0, 0x5410;"
-                 " @p add.u32 %1, %1, 64; lop3.b32 a, %1, %4, %3, 0xEA; @p ld.volatile.shared.u16 %2, [a]; }"
-                 : "+r"(state), "+r"(at), "+r"(next)
-                 : "r"(base), "n"(RING - 1)
-                 : "memory");
+// What `go_on` does to an rANS state below 65536, in one predicate.
+DQ_DEVICE void take_word(u32& state, u32& at, u32 next) {
+    asm("{ .reg .pred p; setp.lt.u32 p, %0, 65536; @p prmt.b32 %0, %2, %0, 0x5410; @p add.u32 %1, %1, 64; }"
+        : "+r"(state), "+r"(at)
+        : "r"(next));
 }
 
-// Likewise to the words of a prefix stream, in one predicate.
+// Likewise to the words of a prefix stream.
 DQ_DEVICE void next_words(u32& low, u32& high, u32& at, u32 position, u32 before, u32 next) {
     u32 first, second;
     asm("{ .reg .pred p; .reg .u32 t; xor.b32 t, %3, %4; and.b32 t, t, 32; setp.ne.u32 p, t, 0;"

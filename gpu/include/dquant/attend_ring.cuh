@@ -16,7 +16,6 @@ template <int RING> struct RingWords {
     DQ_DEVICE u32 place(u32 at) const { return base | (at & (RING - 1)); }
     DQ_DEVICE u32 word(u32 at) const { return load_word(place(at)); }
     DQ_DEVICE u32 half(u32 at) const { return load_half(place(at)); }
-    DQ_DEVICE void move(u32& state, u32& at, u32& next) const { move_in_ring<RING>(state, at, next, base); }
 };
 
 // The same stream where the page has it.  Behind its last row, which nothing depends on, an earlier one is read again.
@@ -29,12 +28,6 @@ template <class L> struct FarWords {
     }
     DQ_DEVICE u32 word(u32 at) const { return *(const u32*)place(at); }
     DQ_DEVICE u32 half(u32 at) const { return *(const u16*)place(at); }
-    DQ_DEVICE void move(u32& state, u32& at, u32& next) const {
-        if (state >= 65536) return;
-        state = state << 16 | next;
-        at += L::row_bytes;
-        next = half(at);
-    }
 };
 
 // What a warp knows of a ring, beside the offsets that its lanes have reached.  It stands in shared memory: registers
@@ -134,8 +127,8 @@ template <int LETTERS, class Pair, class Stream, class Words, class Place>
 DQ_DEVICE void decode_far(Pair pair, Stream& s, const Words& words, const Place& place) {
 #pragma unroll 1
     for (int i = 0; i < LETTERS; ++i) {
-        pair.look_up_first(s);
-        store_half(place(i), pair.finish_one(s, words));
+        pair.look_up_first(s, words);
+        store_half(place(i), pair.finish_one(s));
     }
 }
 
