@@ -191,7 +191,7 @@ class Batch:
         g = self.geometry
         attention = device_attend.PageAttention(
             g.plan, len(self.lengths), g.kv_heads * g.group, positions=g.positions, dtype=g.dtype, masked=g.masked,
-            soft_cap=g.soft_cap > 0, warps=g.warps,
+            soft_cap=g.soft_cap > 0, warps=g.warps, ringed=g.ringed,
         )  # fmt: skip
         attention.out.view(np.uint8).fill(0xFF)
         attention.lse.fill(np.nan)

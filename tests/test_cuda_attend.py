@@ -73,6 +73,11 @@ GEOMETRIES = {
     "classes, 3.0": Geometry(classes="both", profile="3.0", kv_heads=2),
     "classes, trellis": Geometry(classes="both", profile="2.26-t", kv_heads=2),
     "classes, rotated keys": Geometry(classes="value", kv_heads=2),
+    "rings, paper-2.26": Geometry(profile="paper-2.26", dtype="float32"),
+    "rings, 3.0": Geometry(profile="3.0", kv_heads=4, group=2, ringed=True),
+    "rings, classes": Geometry(classes="both", kv_heads=2, ringed=True, dtype="float32"),
+    "rings, trellis": Geometry(classes="both", profile="2.26-t", kv_heads=4, ringed=True),
+    "rings, one head": Geometry(profile="paper-2.26", kv_heads=1, group=7, ringed=True),
     "classes, rotated values": Geometry(classes="key", kv_heads=2, head_dim=96, dtype="float32"),
 }
 
@@ -86,6 +91,9 @@ COMPILED = [
     ("classes", "sm_90"),
     ("classes, window of 100", "sm_80"),
     ("classes, trellis", "sm_90"),
+    ("rings, paper-2.26", "sm_90"),
+    ("rings, classes", "sm_80"),
+    ("rings, trellis", "sm_90"),
 ]
 
 
@@ -99,8 +107,10 @@ def test_compiles_and_agrees_on_shared_memory(name: str, architecture: str) -> N
 
 
 def test_the_default_fills_a_multiprocessor() -> None:
-    for name in ("default", "classes"):
+    for name in ("default", "classes", "rings, paper-2.26", "rings, trellis"):
         assert GEOMETRIES[name].launch(attend_launch.BLOCK_SHARED_BYTES["sm_90"]).shape.warps == 16
+    assert GEOMETRIES["default"].launch(attend_launch.BLOCK_SHARED_BYTES["sm_90"]).shape.rings == (0, 0)
+    assert GEOMETRIES["rings, paper-2.26"].launch(attend_launch.BLOCK_SHARED_BYTES["sm_90"]).shape.rings == (64, 64)
 
 
 @pytest.mark.parametrize("profile", ["2.26", "1.96", "3.0"])
@@ -168,21 +178,38 @@ def test_agrees_with_float64_on_the_host(folder: Path, name: str) -> None:
         check(batch, batch.run_on_host(folder, blocks, backwards=blocks == 1), want)
 
 
-@pytest.mark.parametrize("short", [False, True])
-@pytest.mark.parametrize("name", ["paper-2.26", "3.0", "classes, trellis"])
-def test_rings_of_words_on_the_host(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, short: bool) -> None:
-    """Words come through rings, or, where lanes are too far apart for short ones, straight from the pages."""
-    if short:
-        monkeypatch.setattr(attend_launch, "RING_ROWS", {"rans": 32, "prefix": 8, "trellis": 4})
-    geometry = replace(GEOMETRIES[name], ringed=True, group=2)
-    keys, values = np.random.default_rng(4).standard_normal((2, 200, geometry.kv_heads, 128)).astype(np.float32)
+def uneven(geometry: Geometry, lengths: list[int]) -> Batch:
+    """Tokens that need more bits in their first heads than in the others, beside tokens that do not."""
+    shape = (2, max(lengths), geometry.kv_heads, geometry.head_dim)
+    keys, values = np.random.default_rng(4).standard_normal(shape).astype(np.float32)
     if geometry.classes:
-        keys, values = (keys, values) * channel_spread(geometry.kv_heads, 128)
-    # Tokens that need more bits in their first heads than in the others, beside tokens that do not.
-    keys[::3, :1] *= 6
-    values[1::3, :1] *= 6
-    batch = Batch(geometry, [200, 0, 65], real=(keys, values))
+        keys, values = (keys, values) * channel_spread(geometry.kv_heads, geometry.head_dim)
+    keys[::3, : max(1, geometry.kv_heads // 4)] *= 6
+    values[1::3, : max(1, geometry.kv_heads // 4)] *= 6
+    return Batch(geometry, lengths, real=(keys, values))
+
+
+#: Shorter than any chunk of letters leaves room for: words of lanes that are apart come straight from the pages.
+SHORT_RINGS = {"rans": 32, "prefix": 8, "trellis": 4}
+RINGED = [name for name in GEOMETRIES if name.startswith("rings")]
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("name", RINGED)
+def test_rings_of_words_on_the_host(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, short: bool) -> None:
+    if short:
+        monkeypatch.setattr(attend_launch, "RING_ROWS", SHORT_RINGS)
+    geometry = replace(GEOMETRIES[name], kv_heads=min(4, GEOMETRIES[name].kv_heads), ringed=True)
+    batch = uneven(geometry, [200, 0, 65])
     check(batch, batch.run_on_host(folder, 2), batch.reference(1 / math.sqrt(128)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RINGED)
+def test_short_rings(monkeypatch: pytest.MonkeyPatch, cupy: Any, name: str) -> None:
+    monkeypatch.setattr(attend_launch, "RING_ROWS", SHORT_RINGS)
+    batch = uneven(replace(GEOMETRIES[name], ringed=True), [1500, 0, 65, 700])
+    check(batch, batch.run(cupy), batch.reference(1 / math.sqrt(128)))
 
 
 def test_many_exact_tokens_on_the_host(folder: Path) -> None:

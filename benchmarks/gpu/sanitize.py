@@ -2,10 +2,11 @@
 
     compute-sanitizer --tool memcheck|initcheck|synccheck python benchmarks/gpu/sanitize.py
     compute-sanitizer --tool racecheck python benchmarks/gpu/sanitize.py --races
-    compute-sanitizer --tool TOOL python benchmarks/gpu/sanitize.py --classes
+    compute-sanitizer --tool TOOL python benchmarks/gpu/sanitize.py --classes|--attend
 
 Racecheck knows neither the copy engine nor one lane's arrival at a barrier for its warp; ``--races`` builds attention
-without them.  With ``--classes`` plans with variance classes are coded, and nothing else.
+without them.  With ``--classes`` plans with variance classes are coded, and nothing else; with ``--attend`` pages are
+attended to, and nothing else.
 
 Whole and cut windows, both coders, all forms of the rotation, variance classes and a trellis, damaged pages, appending,
 and attention over pages in scattered order with exact tokens.  Exits 1 if bytes differ between two runs.
@@ -64,7 +65,7 @@ def fitted(name: str, heads: int, head_dim: int) -> Plan:
     return fit_plan(name, *x.astype(np.float32))
 
 
-def attend(plan: Plan, lengths: tuple[int, ...]) -> bool:
+def attend(plan: Plan, lengths: tuple[int, ...], ringed: bool) -> bool:
     rng = np.random.default_rng(1)
     window, heads, head_dim = plan.window, plan.kv_heads, plan.head_dim
     counts = [-(-length // window) for length in lengths]
@@ -76,7 +77,7 @@ def attend(plan: Plan, lengths: tuple[int, ...]) -> bool:
     order = rng.permutation(sum(counts)).astype(np.int32)
     for row, count, end in zip(table, counts, np.cumsum(counts)):
         row[:count] = order[end - count : end]
-    attention = PageAttention(plan, len(lengths), 4 * heads, dtype="float16")
+    attention = PageAttention(plan, len(lengths), 4 * heads, dtype="float16", ringed=ringed)
     query = cupy.asarray(rng.standard_normal((len(lengths), 1, 4 * heads, head_dim)).astype(np.float16))
     exact = cupy.asarray(rng.integers(0, 1 << 14, (2, len(lengths), 5, heads, head_dim)).astype(np.uint16))
     tail = exact[0], exact[1], cupy.asarray([3] * len(lengths), cupy.int32)
@@ -87,17 +88,21 @@ def attend(plan: Plan, lengths: tuple[int, ...]) -> bool:
 
 def main() -> None:
     same = True
-    rotated = [] if "--classes" in sys.argv else [make_plan(Profile.named(name), *shape) for name, *shape in CASES]
-    with_classes = [fitted("2.26", 2, 64), fitted("2.26-t", 2, 64)]
+    classes_only, attend_only = (option in sys.argv for option in ("--classes", "--attend"))
+    rotated = [] if classes_only or attend_only else [make_plan(Profile.named(name), *shape) for name, *shape in CASES]
+    with_classes = [] if attend_only else [fitted("2.26", 2, 64), fitted("2.26-t", 2, 64)]
     for plan in rotated + with_classes:
         same &= run(plan)
     for plan in rotated[:1] + with_classes[:1]:
         append(plan)
     if "--races" in sys.argv:
         attend_launch.OPTIONS += (attend_launch.CHECKED,)
-    if rotated:
-        for plan in (make_plan(Profile.named("paper-2.26"), 2, 128), fitted("2.26", 2, 128), fitted("2.26-t", 2, 64)):
-            same &= attend(plan, (700, 0, 33))
+    if not classes_only:
+        paper, classes, trellis = (
+            make_plan(Profile.named("paper-2.26"), 2, 128), fitted("2.26", 2, 128), fitted("2.26-t", 2, 64),
+        )  # fmt: skip
+        for plan, ringed in ((paper, False), (classes, False), (trellis, False), (paper, True), (trellis, True)):
+            same &= attend(plan, (700, 0, 33), ringed)
     cupy.cuda.Device().synchronize()
     print("same bytes twice" if same else "bytes differ between runs")
     sys.exit(not same)

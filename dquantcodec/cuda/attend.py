@@ -47,6 +47,7 @@ class PageAttention:
         masked: bool | None = None,
         soft_cap: bool = False,
         warps: int | None = None,
+        ringed: bool | None = None,
         residents: int = 1,
     ) -> None:
         module = cupy()
@@ -72,7 +73,7 @@ class PageAttention:
         def launch(of_block: int | None) -> AttendLaunch:
             return attend_launch(
                 plan, group, positions, dtype, masked=self.masked, soft_cap=soft_cap, warps=of_block,
-                residents=residents, many=many, out_dtype=out_dtype,
+                ringed=ringed, residents=residents, many=many, out_dtype=out_dtype,
                 shared=int(attributes["MaxSharedMemoryPerBlockOptin"]),
             )  # fmt: skip
 
