@@ -87,6 +87,7 @@ template <class L, int RING> struct RingFeed {
         allow(now, now.asked, lane);
         const u32 read = warp_least(lane < now.tokens ? s.at - lane * L::word_bytes : ~0u);
         refill(now, read < now.end ? read : now.end, lane);
+        warp_barrier();
         state->asked = now.asked;
     }
     DQ_DEVICE void arrived(int lane) { allow(*state, state->asked, lane); }
