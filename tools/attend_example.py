@@ -1,11 +1,12 @@
-"""Make what ``gpu/examples/attend.cpp`` reads: a small ``.dqkv`` file of real tokens, and attention over it.
+"""Make what ``gpu/examples/attend.cpp`` reads: small ``.dqkv`` files of real tokens, and attention over them.
 
     python tools/attend_example.py gpu/examples
 
-``attend.dqkv`` holds one layer of the bundled sample, coded by a plan that rotates, a leading and 24 newest tokens
-exact and stored raw, so that reading them needs no library.  ``attend.bin`` holds queries and, of the whole sequence
-and of its first tokens, outputs and natural log-sum-exps: softmax in FP64 over what the file decodes to (the layout is
-described in the program).
+Both files hold one layer of the bundled sample, a leading and 24 newest tokens exact and stored raw, so that reading
+them needs no library; ``attend.dqkv`` is coded by a plan that rotates, ``attend_fitted.dqkv`` as files are by default:
+by a plan with variance classes, fitted to its tokens.  The ``.bin`` beside each holds queries and, of the whole
+sequence and of its first tokens, outputs and natural log-sum-exps: softmax in FP64 over what the file decodes to (the
+layout is described in the program).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from safetensors import safe_open
 import dquantcodec as dq
 from dquantcodec.file import compose
 from dquantcodec.file.rows import RAW
-from dquantcodec.plan import make_plan
+from dquantcodec.plan import Plan, make_plan
 
 QUERY_HEADS, TOKENS, SHORTER, RECENT = 9, 350, 171, 24
 
@@ -38,30 +39,43 @@ def attention(query: NDArray[Any], keys: NDArray[Any], values: NDArray[Any]) -> 
     return np.einsum("qt,tqd->qd", weights / total, values[:, heads]), (np.log(total) + most)[:, 0]
 
 
-def main(folder: Path) -> None:
-    sample = Path(str(files("dquantcodec"))) / "data" / "sample.safetensors"
-    with safe_open(sample, "np") as tensors:
+def sample() -> tuple[NDArray[Any], NDArray[Any]]:
+    """Keys and values bfloat16 ``[T, H, D]`` of a layer."""
+    path = Path(str(files("dquantcodec"))) / "data" / "sample.safetensors"
+    with safe_open(path, "np") as tensors:
         name = sorted(key for key in tensors.keys() if key.endswith(".key"))[1]  # noqa: SIM118 (safe_open is no mapping)
         keys, values = (
             tensors.get_tensor(n)[0].transpose(1, 0, 2)[:TOKENS].astype(ml_dtypes.bfloat16)
             for n in (name, name.replace(".key", ".value"))
         )
+    return keys, values
+
+
+def main(folder: Path) -> None:
+    keys, values = sample()
+    profile = dq.Profile.named("2.26")
+    write(folder / "attend", make_plan(profile, *keys.shape[1:]), keys, values)
+    write(folder / "attend_fitted", profile, keys, values)
+
+
+def write(path: Path, profile: dq.Profile | Plan, keys: NDArray[Any], values: NDArray[Any]) -> None:
+    """``path`` with the endings ``.dqkv`` and ``.bin``; a file fits a profile's plan itself."""
+    coded = path.with_suffix(".dqkv")
     heads, dim = keys.shape[1:]
-    layer = dq.Layer(heads, dim, "bfloat16", make_plan(dq.Profile.named("2.26"), heads, dim))
-    path = folder / "attend.dqkv"
+    layer = dq.Layer(heads, dim, "bfloat16", profile)
     compressing, compose.encode_rows = compose.encode_rows, lambda rows: (RAW, rows.tobytes())
     try:
-        with dq.create(path, [layer], sinks=1, recent=RECENT, _file_id=b"attend example .") as out:
+        with dq.create(coded, [layer], sinks=1, recent=RECENT, _file_id=b"attend example .") as out:
             out.append([keys], [values])
     finally:
         compose.encode_rows = compressing
     query = np.random.default_rng(0).standard_normal((QUERY_HEADS, dim)).astype(np.float32) * np.float32(2)
-    with dq.open(path) as file:
+    with dq.open(coded) as file:
         read = [getattr(file.layers[0], kind).read(dtype=np.float64) for kind in ("key", "value")]
     results = [attention(query.astype(np.float64), *(array[:tokens] for array in read)) for tokens in (TOKENS, SHORTER)]
     words = [np.array([QUERY_HEADS, dim, SHORTER], "<u4").tobytes(), query.astype("<f4").tobytes()]
     words += [np.stack([result[part] for result in results]).astype("<f4").tobytes() for part in (0, 1)]
-    (folder / "attend.bin").write_bytes(b"".join(words))
+    path.with_suffix(".bin").write_bytes(b"".join(words))
 
 
 if __name__ == "__main__":

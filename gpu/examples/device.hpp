@@ -116,12 +116,11 @@ public:
         driver_.call("cuModuleGetGlobal_v2", &found, &bytes, module, name);
         return found;
     }
-    // On the default stream; `parameters` are copied before this returns.
-    template <class T>
-    void launch(void* function, int blocks, int threads, int shared_bytes, const T& parameters) const {
-        void* arguments[] = {const_cast<T*>(&parameters)};
+    // On the default stream; the bytes of `parameters` are copied before this returns.
+    void launch(void* function, int blocks, int threads, int shared_bytes, const std::vector<std::uint8_t>& parameters) const {
+        const void* arguments[] = {parameters.data()};
         driver_.call("cuLaunchKernel", function, (unsigned)blocks, 1u, 1u, (unsigned)threads, 1u, 1u, (unsigned)shared_bytes,
-                     (void*)nullptr, (void**)arguments, (void**)nullptr);
+                     (void*)nullptr, (const void**)arguments, (void**)nullptr);
     }
     void wait() const { driver_.call("cuCtxSynchronize"); }
 

@@ -1,9 +1,10 @@
-// A driver without a GPU, just enough to run gpu/examples/attend.cpp in tests: its calls as a library,
-// memory that of this process, and kernels those of attend.cpp beside this, compiled for one plan and blocks of one warp.
+// A driver without a GPU, just enough to run gpu/examples/attend.cpp in tests: its calls as a library, memory that of
+// this process, and kernels those of DQ_KERNELS, attend.cpp or attend_groups.cpp beside this, compiled for one plan and
+// blocks of one warp.
 #include <cstdlib>
 #include <cstring>
 
-#include "attend.cpp"
+#include DQ_KERNELS
 
 namespace {
 int numbers[6] = {
@@ -44,11 +45,11 @@ int cuLaunchKernel(
     void* function, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned shared_bytes, void*,
     void** arguments, void**
 ) {
-    const dquant::AttendParams& p = *(const dquant::AttendParams*)arguments[0];
+    const Constants::Params& p = *(const Constants::Params*)arguments[0];
     if (std::strcmp((const char*)function, "attend_pages") == 0)
-        dquant_simt::launch((int)blocks, (int)threads, shared_bytes, [=] { attend_pages(p); });
+        dquant_simt::launch((int)blocks, (int)threads, shared_bytes, [&] { attend_pages(p); });
     else
-        dquant_simt::launch((int)blocks, (int)threads, 16, [=] { attend_finish(p); });
+        dquant_simt::launch((int)blocks, (int)threads, 16, [&] { attend_finish(p); });
     return 0;
 }
 }

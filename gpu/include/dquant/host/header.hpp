@@ -45,6 +45,15 @@ struct Class {
     bool dependent = false;
     std::vector<std::vector<std::uint32_t>> sets;
     int levels() const { return 2 * q + 1; }
+    // Zero, counted from the lowest level: in half steps for a dependent class.
+    int middle() const { return dependent ? 2 * q : q; }
+    // What a level, as it is counted, is multiplied with.
+    double factor() const { return gain / (dependent ? 512.0 : 256.0); }
+    int field_bits() const {
+        int bits = 0;
+        for (int n = 2 * middle(); n; n /= 2) ++bits;
+        return bits;
+    }
 };
 
 struct GroupTable {
@@ -350,7 +359,7 @@ private:
             int bits = 0;
             for (const auto& c : table.classes) {
                 letters *= c->levels();
-                for (int n = (c->dependent ? 4 : 2) * c->q; n; n /= 2) ++bits;
+                bits += c->field_bits();
             }
             need(!table.classes.empty() && table.precision >= 8 && table.precision <= 14, "grouping-table");
             need(letters <= std::uint64_t(std::min(4096, 1 << table.precision)), "grouping-table");
