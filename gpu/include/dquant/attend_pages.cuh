@@ -321,9 +321,12 @@ template <class C> struct PageAttention : TileAttention<C> {
         key_tile = tile_of(at, page);
         prefetch(page, key_tile);
         block_barrier();  // barriers
-        key_feed.fetch_first(key_words(key_tile, at), K::stream_bytes, lane);
-        value_feed.fetch_first(value_words(key_tile, at), V::stream_bytes, lane);
+        // All blocks begin at once, and queries would wait behind all their words: first what the first head may need.
+        constexpr int head_bytes = least(K::most_rows(1) * K::row_bytes, K::stream_bytes);
+        key_feed.fetch_first(key_words(key_tile, at), head_bytes, lane);
         load_queries(at);
+        key_feed.fetch_rest(key_words(key_tile, at), lane);
+        value_feed.fetch_first(value_words(key_tile, at), V::stream_bytes, lane);
         load_key_affine(at, page);
         load_value_affine(key_tile, page);
         copy_async_wait();
@@ -343,6 +346,7 @@ template <class C> struct PageAttention : TileAttention<C> {
         clear_logits();
         key_first = value_first = at.group % C::substreams * S::heads;
         chunks<true, false>(0, 0, [&] { mean_logits(at, 0); });
+        key_feed.wait_rest();
         unite_value_affine();
         if (C::Key::mean) block_barrier();  // mean logits
         soften(0, 0);

@@ -65,11 +65,14 @@ template <class L, int RING> struct RingFeed {
     DQ_DEVICE Words near_words() const { return Words{base}; }
     DQ_DEVICE FarWords<L> far_words() const { return FarWords<L>{state->words, state->end}; }
 
-    // Copies as far as there is room once all lanes have read up to `read`; all copies before have ended for all lanes.
+    // Copies as far as there is room once all lanes have read up to `read`.
     DQ_DEVICE void refill(RingState& now, u32 read, int lane) {
         const u32 known = now.following ? now.end + L::stream_bytes : now.end;
-        const u32 target = read + RING < known ? read + RING : known;
-        u32 at = (now.asked > read ? now.asked : read) + lane * 16;
+        if (now.asked < read) now.asked = read;
+        copy(now, read + RING < known ? read + RING : known, lane);
+    }
+    DQ_DEVICE void copy(RingState& now, u32 target, int lane) {
+        u32 at = now.asked + lane * 16;
 #pragma unroll 1
         while (at < target) {
             copy_async16(base + (at & (RING - 1)), (at < now.end ? now.words : now.following) + at);
@@ -92,11 +95,12 @@ template <class L, int RING> struct RingFeed {
     }
     DQ_DEVICE void arrived(int lane) { allow(*state, state->asked, lane); }
 
-    DQ_DEVICE void fetch_first(const u8* words, u32, int lane) {
+    // `bytes` of them, as far as there is room, at once where nothing is in the ring yet.
+    DQ_DEVICE void fetch_first(const u8* words, u32 bytes, int lane) {
         RingState now = *state;
         now.following = words - now.end;
         warp_barrier();
-        if (now.end == 0) refill(now, 0, lane);
+        if (now.end == 0) copy(now, bytes < RING ? bytes : RING, lane);
         *state = now;
     }
     DQ_DEVICE void fetch_rest(const u8*, int) {}
@@ -112,7 +116,7 @@ template <class L, int RING> struct RingFeed {
         now.end += L::stream_bytes;
         now.tokens = tokens;
         warp_barrier();
-        refill(now, begin, lane);
+        if (now.asked < begin + rows * L::row_bytes) refill(now, begin, lane);
         copy_async_wait();
         *state = now;
         warp_barrier();
