@@ -79,9 +79,10 @@ class PageAttention:
 
         self.launch = launch(warps)
         if warps is None and most_tokens is not None:
-            # Blocks as small as it takes to give every multiprocessor work.
-            while self.launch.shape.warps > 4 and _items(self.launch.shape, batch, most_tokens) < processors // 3:
-                self.launch = launch(max(4, self.launch.shape.warps // 2))
+            most, smaller = self.launch.shape.warps, [self.launch]
+            while smaller[-1].shape.warps >= 8:
+                smaller.append(launch(smaller[-1].shape.warps // 2))
+            self.launch = min(smaller, key=lambda of: _duration(of.shape, most, batch, most_tokens, processors))
         shape = self.launch.shape
         self.blocks = processors * residents
         self._finish_threads = FINISH_THREADS[many]
@@ -266,5 +267,11 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _items(shape: AttendShape, batch: int, tokens: int) -> int:
-    return batch * shape.groups * -(-tokens // shape.unit)
+#: How much longer a block takes for a unit of half as many tokens than half the time: fewer warps hide less latency.
+HALVING = 1.6
+
+
+def _duration(shape: AttendShape, most_warps: int, batch: int, tokens: int, processors: int) -> float:
+    """Rounds of units over all multiprocessors, times what one takes; a unit of the largest block takes 1."""
+    rounds = -(-batch * shape.groups * -(-tokens // shape.unit) // processors)
+    return rounds * (shape.warps / most_warps * HALVING ** math.log2(most_warps / shape.warps))
