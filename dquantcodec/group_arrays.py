@@ -14,13 +14,16 @@ from .grouping import MAX_FIELDS, MAX_GROUP_LETTERS, Grouping, Levels
 from .letter_paths import letter_paths
 
 
+@lru_cache(maxsize=256)
 def table_lengths(classes: tuple[Levels, ...], precision: int, states: int = 1) -> NDArray[np.uint8]:
     """Code lengths uint8 ``[states * letters]`` of fields of these classes, by the state a letter starts from.
 
     Letter ``m0 + M0 * (m1 + M1 * ...)``, levels from 0.  For every state the best prefix code for independent fields,
     its weights the exact products of frequencies.
     """
-    return np.concatenate([tables.package_merge(row, precision) for row in letter_weights(classes, states)])
+    found = np.concatenate([tables.package_merge(row, precision) for row in letter_weights(classes, states)])
+    found.setflags(write=False)
+    return found
 
 
 def letter_weights(classes: tuple[Levels, ...], states: int = 1) -> NDArray[np.int64]:

@@ -15,6 +15,7 @@ import hashlib
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -73,13 +74,23 @@ def _numba_cache_directory(path: Path) -> Iterator[None]:
         config.CACHE_DIR = previous
 
 
+#: Whether a kernel of this thread is running: those it calls need not ask again, which takes as long as a short kernel.
+_silenced = threading.local()
+
+
 def _silent(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` without NumPy's warnings: compiled code wraps around and divides by zero in silence."""
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
-        with np.errstate(all="ignore"):
+        if getattr(_silenced, "by_caller", False):
             return function(*arguments)
+        _silenced.by_caller = True
+        try:
+            with np.errstate(all="ignore"):
+                return function(*arguments)
+        finally:
+            _silenced.by_caller = False
 
     return run
 

@@ -19,13 +19,19 @@ _WIDTH = 8
 Array = NDArray[Any]
 
 
-def _row(array: Array, at: int, count: int = _LANES, stride: int = 1) -> Array:
+def _row(array: Array, at: int, count: int = _LANES) -> Array:
     """A view of ``count`` elements from ``at`` on, all of which exist."""
     at = int(at)
-    found = array[at : at + (count - 1) * int(stride) + 1 : int(stride)]
+    found = array[at : at + count]
     if at < 0 or len(found) != count:
-        raise IndexError(f"{count} elements from {at} on, {stride} apart, of an array of {len(array)}")
+        raise IndexError(f"{count} elements from {at} on, of an array of {len(array)}")
     return found
+
+
+def _rows(array: Array, at: int, stride: int, rows: int, count: int, step: int = 1) -> Array:
+    """A view ``[rows, count]`` of elements from ``at`` on, all of which exist: rows begin ``stride`` elements apart."""
+    size = array.itemsize
+    return np.ndarray((rows, count), array.dtype, array.data, int(at) * size, (int(stride) * size, int(step) * size))
 
 
 def spread_row(entries: Array, at: int, down: int, mask: int, levels: Array, to: int) -> None:
@@ -75,7 +81,8 @@ def copy_row(rows: Array, at: int, out: Array, to: int) -> None:
 
 
 def pair_rows(words: Array, at: int, pairs: Array, to: int) -> None:
-    _row(pairs, to)[:] = _row(words, at) | _row(words, int(at) + _LANES).astype(np.uint32) << 16
+    both = _row(words, at, 2 * _LANES).astype(np.uint32)
+    _row(pairs, to)[:] = both[:_LANES] | both[_LANES:] << 16
 
 
 def fill_row(value: int, out: Array, to: int) -> None:
@@ -105,14 +112,13 @@ def add_field(
 
 def _butterfly(radix: int) -> Callable[..., None]:
     def butterfly(columns: Array, at: int, stride: int) -> None:
-        rows = [_row(columns, int(at) + i * int(stride)).copy() for i in range(radix)]
+        rows = _rows(columns, at, stride, radix, _LANES)
         half = 1
         while half < radix:
-            for i in (i for i in range(radix) if not i & half):
-                rows[i], rows[i + half] = rows[i] + rows[i + half], rows[i] - rows[i + half]
+            pairs = rows.reshape(-1, 2, half, _LANES)
+            rows = np.stack((pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]), axis=1)
             half *= 2
-        for i, row in enumerate(rows):
-            _row(columns, int(at) + i * int(stride))[:] = row
+        _rows(columns, at, stride, radix, _LANES)[:] = rows.reshape(radix, _LANES)
 
     return butterfly
 
@@ -121,24 +127,21 @@ butterfly2, butterfly4, butterfly8 = _butterfly(2), _butterfly(4), _butterfly(8)
 
 
 def turn_words(source: Array, at: int, stride: int, out: Array, to: int, out_stride: int) -> None:
-    for k in range(_WIDTH):
-        _row(out, int(to) + k, _WIDTH, out_stride)[:] = _row(source, int(at) + int(stride) * k, _WIDTH)
+    _rows(out, to, 1, _WIDTH, _WIDTH, out_stride)[:] = _rows(source, at, stride, _WIDTH, _WIDTH)
 
 
 def turn_tokens_in(
     source: Array, at: int, stride: int, factor: Array, first: int, out: Array, to: int, out_stride: int
 ) -> None:
-    for k in range(_WIDTH):
-        turned = _row(source, int(at) + int(stride) * k, _WIDTH) * _row(factor, first, _WIDTH)
-        _row(out, int(to) + k, _WIDTH, out_stride)[:] = turned
+    turned = _rows(source, at, stride, _WIDTH, _WIDTH) * _row(factor, first, _WIDTH)
+    _rows(out, to, 1, _WIDTH, _WIDTH, out_stride)[:] = turned
 
 
 def turn_tokens_out(
     source: Array, at: int, stride: int, factor: Array, first: int, out: Array, to: int, out_stride: int
 ) -> None:
-    for k in range(_WIDTH):
-        turned = _row(source, int(at) + int(stride) * k, _WIDTH) * factor[int(first) + k]
-        _row(out, int(to) + k, _WIDTH, out_stride)[:] = turned
+    turned = _rows(source, at, stride, _WIDTH, _WIDTH) * _row(factor, first, _WIDTH)[:, None]
+    _rows(out, to, 1, _WIDTH, _WIDTH, out_stride)[:] = turned
 
 
 def _take(count: int) -> Callable[..., None]:
@@ -159,20 +162,50 @@ def _walk(count: int) -> Callable[..., None]:
     return walk
 
 
+#: Letters of eight lanes by all that they depend on, with the table they were looked up in: noise and lanes of absent
+#: tokens are decoded again and again.
+_SEEN: dict[tuple[Any, ...], tuple[Array, Array, Array, Array]] = {}
+_MOST_SEEN = 1 << 12
+
+
 def _letters(
     count: int, stream: Array, ends: Array, window: Array, base: int, mask: int, entries: Array, place: int,
     states: Array, precision: int, down: int,
 ) -> None:  # fmt: skip
-    for lane in range(len(ends)):
-        end = int(ends[lane])
-        bits = int.from_bytes(_row(stream, end >> 3, 8).tobytes(), "little") >> (end & 7)
-        for k in range(count):
-            entry = int(window[int(base) + (int(states[lane]) << int(precision)) + (bits & int(mask))])
-            entries[int(place) + _LANES * k + lane] = entry
-            states[lane] = entry >> int(down)
+    first, last = int(ends[0]) >> 3, (int(ends[-1]) >> 3) + 8
+    data = stream[first:last].tobytes()
+    if len(data) != last - first:
+        raise IndexError(f"{last - first} bytes from {first} on, of {len(stream)}")
+    key = (data, ends.tobytes(), states.tobytes(), id(window), count, int(base), int(mask), int(precision), int(down))
+    known = _SEEN.get(key)
+    if known is None or known[0] is not window:
+        if len(_SEEN) >= _MOST_SEEN:
+            _SEEN.clear()
+        _SEEN[key] = known = window, *_looked_up(data, first, ends, states, window.data, *key[4:])
+    _, found, ends[:], states[:] = known
+    _rows(entries, place, _LANES, count, len(ends))[:] = found
+
+
+def _looked_up(
+    data: bytes, first: int, ends: Array, states: Array, window: memoryview, count: int, base: int, mask: int,
+    precision: int, down: int,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Entries ``[count, lanes]``, ends and states.  Python's numbers: eight lanes are too few for NumPy."""
+    found, ended, left = [], [], []
+    for end, state in zip(ends.tolist(), states.tolist()):
+        at = (end >> 3) - first
+        bits = int.from_bytes(data[at : at + 8], "little") >> (end & 7)
+        for _ in range(count):
+            entry = window[base + (state << precision) + (bits & mask)]
+            found.append(entry)
+            state = entry >> down
             bits >>= entry & 15
             end += entry & 15
-        ends[lane] = end
+        ended.append(end)
+        left.append(state)
+    return (
+        np.array(found, np.uint16).reshape(-1, count).T, np.array(ended, ends.dtype), np.array(left, states.dtype)
+    )  # fmt: skip
 
 
 take_one, take_four = _take(1), _take(4)

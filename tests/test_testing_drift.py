@@ -16,9 +16,9 @@ from dquantcodec.drift import LEAST_SLACK, SLACK_BITS
 from dquantcodec.group_drift import drift_grouped
 from dquantcodec.group_grid import grouped_positions, grouped_scale
 from dquantcodec.plan import Plan, StreamPlan, grouped
-from dquantcodec.testing import drifting, strategies, targets
+from dquantcodec.testing import drifting, strategies
 from dquantcodec.testing.drifting import DriftCase, drift_by_library, drift_cases
-from dquantcodec.testing.files import small_plan
+from dquantcodec.testing.files import drifting_plan, small_plan
 from dquantcodec.testing.tensors import HOSTILE, hostile
 from dquantcodec.trellis_drift import drift_dependent
 
@@ -128,8 +128,10 @@ def tokens_that_drift(plan: Plan, keys: np.ndarray, values: np.ndarray) -> list[
     return [int((a != b).any(axis=(1, 2)).sum()) for a, b in zip(*found)]
 
 
-@pytest.mark.parametrize("plan", targets.page_plans()[-2:], ids=["groups", "trellis"])
-def test_most_tokens_of_the_drifting_plans_drift(plan: Plan) -> None:
+@pytest.mark.parametrize("tiny", [False, True], ids=["four heads", "one head"])
+@pytest.mark.parametrize("states", [1, 4], ids=["groups", "trellis"])
+def test_most_tokens_of_the_drifting_plans_drift(states: int, tiny: bool) -> None:
+    plan = drifting_plan(states, tiny=tiny)
     x = np.random.default_rng(0).standard_normal((2, 20, plan.kv_heads, plan.head_dim)).astype(np.float32)
     assert min(tokens_that_drift(plan, *x)) > 10
 

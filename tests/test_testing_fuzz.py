@@ -5,16 +5,22 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import random
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
+from dquantcodec import Codec, Pages
+from dquantcodec.testing import ContainerPlan, fuzz, targets
 from dquantcodec.testing import branches as watching
-from dquantcodec.testing import fuzz, targets
+from dquantcodec.testing.containers import Decoded
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -65,6 +71,75 @@ def test_a_failing_input_is_written_and_told(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "failing.bin").read_bytes().count(b"\xff") >= 3
 
 
+def some_inputs(target: str) -> list[bytes]:
+    rng = random.Random(0)
+    return [fuzz.mutated(rng.choice(targets.seeds(target)), b"", rng) for _ in range(200)]
+
+
+def test_inputs_that_share_a_tile_are_all_there() -> None:
+    inputs = some_inputs("container")
+    groups = targets.together("container", inputs)
+    assert sorted(data for group, _ in groups for data in group) == sorted(inputs)
+    assert max(len(group) for group, _ in groups) == 32
+    for group, joined in groups:
+        plan, bodies = targets._containers(joined)
+        assert [(plan, body) for body in bodies] == [(p, first) for p, (first, *_) in map(targets._containers, group)]
+
+
+def test_inputs_that_share_pages_are_all_there() -> None:
+    inputs = some_inputs("encode")
+    groups = targets.together("encode", inputs)
+    assert sorted(data for group, _ in groups for data in group) == sorted(inputs)
+    for group, joined in groups:
+        plan, rows = targets._rows(joined)
+        alone = [targets._rows(data) for data in group]
+        assert all(p is plan for p, _ in alone)
+        assert rows.tobytes() == np.concatenate([x[:, :3] for _, x in alone], axis=1).tobytes()
+    assert targets.together("file", [b"a", b"b"]) == [([b"a"], b"a"), ([b"b"], b"b")]
+
+
+def test_a_wrong_level_of_one_lane_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one input that fails alone is written, not all that ran with it."""
+
+    def broken(plan: ContainerPlan, bodies: Sequence[bytes]) -> list[Decoded]:
+        found = decode(plan, bodies)
+        return [
+            ([level + (body[0] == 7) for level in levels or ()], code)
+            for (levels, code), body in zip(found, bodies, strict=True)
+        ]
+
+    decode = targets.library_decode_tile
+    monkeypatch.setattr(targets, "library_decode_tile", broken)
+    with pytest.raises(AssertionError):
+        fuzz.fuzz_at_random("container", 600, None, tmp_path / "failing.bin")
+    _, bodies = targets._containers((tmp_path / "failing.bin").read_bytes())
+    assert bodies[0][0] == 7 and len(bodies) < 32
+
+
+def test_inputs_that_fail_together_alone_are_written_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crowded(data: bytes) -> None:
+        assert len(targets._containers(data)[1]) < 32, "a full tile"
+
+    monkeypatch.setitem(targets.TARGETS, "container", crowded)
+    with pytest.raises(AssertionError, match="a full tile"):
+        fuzz.fuzz_at_random("container", 600, None, tmp_path / "failing.bin")
+    with pytest.raises(AssertionError, match="a full tile"):
+        crowded((tmp_path / "failing.bin").read_bytes())
+
+
+def test_values_that_decode_wrongly_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Codec.decode
+
+    def broken(self: Codec, pages: Pages, *given: Any, **named: Any) -> Any:
+        keys, values = original(self, pages, *given, **named)
+        values[:, :, -1] += values[:, :, -1] > 2
+        return keys, values
+
+    monkeypatch.setattr(Codec, "decode", broken)
+    with pytest.raises(AssertionError):
+        fuzz.fuzz_at_random("encode", 600, None, tmp_path / "failing.bin")
+
+
 def test_the_command_says_when_nothing_guides_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +172,25 @@ def test_branches_guide_the_search(tmp_path: Path) -> None:
         assert fuzz.replay_corpus("container", tmp_path / "new") and branches.fresh()
 
 
+@pytest.mark.skipif(not watching.AVAILABLE, reason="sys.monitoring is of Python 3.12")
+def test_what_was_seen_can_be_forgotten() -> None:
+    targets.container(b"")  # plans are made
+    with watching.Branches() as branches:
+        seen = []
+        for _ in range(2):
+            targets.container(b"")
+            seen.append(branches.fresh())
+            branches.forget(seen[-1])
+        assert set(seen[0]) == set(seen[1]) != set()
+        found = seen[0]
+        branches.remember(found)
+        branches.forget(found[::2])
+        branches.remember(found)
+        branches.fresh()
+        targets.container(b"")
+        assert not branches.fresh()
+
+
 TESTS = Path(__file__).parent
 GUIDE = TESTS.parent / "docs" / "fuzzing.md"
 
@@ -109,16 +203,60 @@ def test_every_property_has_the_tests_the_guide_names() -> None:
         assert f"def {test}(" in (TESTS / file).read_text(encoding="utf-8"), f"{file}::{test}"
 
 
-@pytest.fixture(scope="module")
-def fuzz_headers() -> ModuleType:
-    tool = TESTS.parent / "tools" / "fuzz_headers.py"
-    if not tool.exists():
-        pytest.skip("tools/fuzz_headers.py is not beside the tests")
-    spec = importlib.util.spec_from_file_location("fuzz_headers", tool)
+def tool(name: str) -> ModuleType:
+    path = TESTS.parent / "tools" / f"{name}.py"
+    if not path.exists():
+        pytest.skip(f"tools/{name}.py is not beside the tests")
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def fuzz_headers() -> ModuleType:
+    return tool("fuzz_headers")
+
+
+@pytest.fixture(scope="module")
+def fuzz_python() -> ModuleType:
+    return tool("fuzz_python")
+
+
+def test_processes_are_shared_out_by_the_time_that_is_missing(fuzz_python: ModuleType) -> None:
+    runs = [
+        {"target": target, "engine": engine, "inputs": inputs, "seconds": seconds}
+        for target, engine, inputs, seconds in (
+            ("header", "sys.monitoring", 900, 9.0), ("header", "atheris", 100, 1.0), ("header", "libFuzzer", 99, 1.0),
+            ("index", "sys.monitoring", 500, 10.0), ("file", "sys.monitoring", 10, 1.0),
+        )
+    ]  # fmt: skip
+    lacking = fuzz_python.missing(runs, ["header", "index", "file"], 1000)
+    assert lacking == {"header": 0, "index": 500, "file": 990}
+    assert sorted(fuzz_python.shared_out(lacking, runs, 12)) == ["file"] * 10 + ["index"] * 2
+    assert sorted(fuzz_python.shared_out({**lacking, "file": 90}, runs, 3)) == ["file", "index", "index"]
+    assert fuzz_python.shared_out({"header": 0}, runs, 3) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell")
+def test_python_targets_run_in_processes_until_nothing_is_missing(
+    fuzz_python: ModuleType, fuzz_headers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "fuzz.json"
+    table.write_text(json.dumps({"what": "", "runs": []}))
+    given = ["header", "records", "--processes", "3", "--inputs", "60", "--seconds", "300", "--json", str(table)]
+    engine = "sys.monitoring" if watching.AVAILABLE else "random"
+    for logs in (tmp_path / "first", tmp_path / "second"):
+        new = ["--new", str(tmp_path / "first" / "new.tar.gz")] if (tmp_path / "first" / "new.tar.gz").exists() else []
+        monkeypatch.setattr(sys, "argv", ["fuzz_python", *given, "--logs", str(logs), *new])
+        assert fuzz_python.main() == 0
+        monkeypatch.setattr(sys, "argv", ["fuzz_headers", "--logs", str(logs), "--json", str(table)])
+        assert fuzz_headers.main() == 0
+        rows = {row["target"]: row for row in json.loads(table.read_text())["runs"]}
+        assert {name: row["inputs"] for name, row in rows.items()} == {"header": 60, "records": 60}
+        assert sum(row["parts"] for row in rows.values()) == 3 and {row["engine"] for row in rows.values()} == {engine}
+    assert (tmp_path / "first" / "new.tar.gz").exists() == watching.AVAILABLE
 
 
 def test_the_guide_has_the_runs_on_record(fuzz_headers: ModuleType, tmp_path: Path) -> None:

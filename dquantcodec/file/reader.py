@@ -222,12 +222,14 @@ class Reader:
         mode: str = "tail",
         shard: tuple[int, int] | None = None,
         coded: Coding | None = None,
+        header: Header | None = None,
     ) -> None:
         self.path = path
         self._mapping = mapping
         data: Bytes = mapping if isinstance(mapping, RemoteBytes) else memoryview(mapping)
         with located(path):
-            self.header: Header = parse_header(data)
+            # ``header``: of a file whose header the caller has parsed.
+            self.header: Header = parse_header(data) if header is None else header
             self.view = self.header.part(*shard) if shard else self.header
             heads = self.header.heads_of(*self.view.info.shard)
             self.rules = RecordRules(self.header)

@@ -16,6 +16,14 @@ AVAILABLE = sys.version_info >= (3, 12)
 _PACKAGE = str(Path(__file__).parents[1])
 
 
+#: Where a branch, or a line, is: its code object, which stays where it is, since modules keep it, and a number in it.
+Place = tuple[int, int]
+
+
+def _watched(code: CodeType) -> bool:
+    return code.co_filename.startswith(_PACKAGE) and code.co_filename != __file__
+
+
 class Branches:
     """What was seen of the package's code while this context was open.
 
@@ -23,18 +31,35 @@ class Branches:
     """
 
     def __init__(self) -> None:
-        self._ways: dict[tuple[int, int], int] = {}
-        self._both = 0
-        self._fresh = False
+        self._lines: set[Place] = set()
+        self._ways: dict[Place, tuple[int, ...]] = {}
+        self._new: list[tuple[Place, int | None]] = []
 
     def __len__(self) -> int:
         """Ways of branches."""
-        return len(self._ways) + self._both
+        return sum(map(len, self._ways.values()))
 
-    def fresh(self) -> bool:
-        """Whether a line, or a way of a branch, was seen for the first time since this was last asked."""
-        found, self._fresh = self._fresh, False
+    def fresh(self) -> list[tuple[Place, int | None]]:
+        """Lines (with None) and ways of branches that were seen for the first time since this was last asked."""
+        found, self._new = self._new, []
         return found
+
+    def forget(self, found: list[tuple[Place, int | None]]) -> None:
+        """What :meth:`fresh` gave counts as never seen."""
+        for place, to in found:
+            if to is None:
+                self._lines.discard(place)
+            else:
+                self._ways[place] = tuple(way for way in self._ways[place] if way != to)
+        sys.monitoring.restart_events()  # type: ignore[attr-defined, unused-ignore]
+
+    def remember(self, found: list[tuple[Place, int | None]]) -> None:
+        """The opposite of :meth:`forget`."""
+        for place, to in found:
+            if to is None:
+                self._lines.add(place)
+            elif to not in self._ways.get(place, ()):
+                self._ways[place] = (*self._ways.get(place, ()), to)
 
     def __enter__(self) -> Branches:
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
@@ -45,25 +70,21 @@ class Branches:
         events, off = monitoring.events, monitoring.DISABLE
 
         def line(code: CodeType, number: int) -> Any:
-            if code.co_filename.startswith(_PACKAGE):
-                self._fresh = True
+            place = id(code), number
+            if place not in self._lines and _watched(code):
+                self._lines.add(place)
+                self._new.append((place, None))
             return off
 
         def branch(code: CodeType, at: int, to: int) -> Any:
-            # Code objects stay where they are: modules keep them.
-            place = (id(code), at)
-            before = self._ways.get(place)
-            if before == to:
-                return None
-            if before is None:
-                if not code.co_filename.startswith(_PACKAGE):
+            place = id(code), at
+            ways = self._ways.get(place, ())
+            if to not in ways:
+                if not _watched(code):
                     return off
-                self._ways[place] = to
-                self._fresh = True
-                return None
-            self._both += 1
-            self._fresh = True
-            return off
+                self._ways[place] = ways = *ways, to
+                self._new.append((place, to))
+            return off if len(ways) > 1 else None
 
         monitoring.register_callback(self._tool, events.LINE, line)
         monitoring.register_callback(self._tool, events.BRANCH, branch)

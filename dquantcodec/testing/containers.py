@@ -27,6 +27,7 @@ from ..grouping import Grouping, Levels, Table
 from ..letters import letter_table
 from ..letters import pack as pack_letters
 from ..plan import StreamPlan, grouped
+from ..profile import TILE
 from . import coders, groups, trellises
 
 Decoded = tuple[Sequence[int] | None, str | None]
@@ -209,21 +210,28 @@ def library_encode(plan: ContainerPlan, symbols: Sequence[int]) -> bytes | None:
 
 def library_decode(plan: ContainerPlan, data: bytes) -> Decoded:
     """The library's kernels as a decoder of one container, in a tile whose other 31 containers are noise."""
+    return library_decode_tile(plan, [data])[0]
+
+
+def library_decode_tile(plan: ContainerPlan, containers: Sequence[bytes]) -> list[Decoded]:
+    """As :func:`library_decode`, of up to 32 containers in one tile; noise takes the rest."""
     from ..status import REASONS
 
     stream = plan.stream
-    lane = data[-1] % 32
+    lanes = (np.arange(len(containers)) + containers[0][-1]) % TILE
     words = _noise(plan.words, plan.word_bytes).copy()
-    words[0, 0, :, lane] = words_of(plan, data)
+    stored = np.frombuffer(b"".join(containers), f"<u{plan.word_bytes}")
+    words[0, 0][:, lanes] = stored.reshape(len(containers), plan.words).T
     if plan.grouping is not None:
         levels, status = group_prefix.decode_levels(words, stream, strict=True)
     else:
         count = plan.heads * letter_table(stream, plan.head_dim).per_head
         levels, status = CODERS[plan.coder].decode_levels(words, stream, plan.head_dim, count, strict=True)
-    return [int(level) for level in levels[0, :, lane]], REASONS.get(int(status[0, 0, lane]))
+    rows, codes = levels[0].T[lanes].tolist(), status[0, 0, lanes].tolist()
+    return [(row, REASONS.get(code)) for row, code in zip(rows, codes)]
 
 
 @lru_cache(maxsize=64)
 def _noise(words: int, size: int) -> Any:
     rng = np.random.default_rng(words)
-    return rng.integers(0, 1 << 8 * size, (1, 1, words, 32)).astype(f"u{size}")
+    return rng.integers(0, 1 << 8 * size, (1, 1, words, TILE)).astype(f"u{size}")

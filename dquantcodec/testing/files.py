@@ -19,7 +19,7 @@ from ..errors import DQuantError
 from ..file import Layer, create
 from ..file import open as open_file
 from ..file import structs as s
-from ..file.header import parse_header
+from ..file.header import Header, parse_header
 from ..file.reader import Reader
 from ..file.records import RecordRules
 from ..group_arrays import zero_bits
@@ -40,62 +40,82 @@ SMALL = Profile(
 FILE_ID = bytes(range(16))
 
 
+#: Geometries of grouped plans: values of a head, the coded channels of every head in order, letters of the two groups
+#: of a head, which have one field and two, and words that containers have beyond those that zeros need.
+_SMALL = 8, [[9, 8, 15, 14, 13, 12], [0, 7, 1, 6, 2, 5]], (2, 2), 1
+_FOUR_HEADS = 8, [*_SMALL[1], *([16 + c for c in row] for row in _SMALL[1])], (2, 2), 1
+_ONE_HEAD = 8, [[1, 0, 6, 7, 3, 5, 4, 2]], (2, 3), 0
+_TINY = 4, [[3, 0, 2]], (1, 1), 1
+
+_Geometry = tuple[int, list[list[int]], tuple[int, int], int]
+
+
 @lru_cache(maxsize=8)
-def small_plan(states: int = 1) -> Plan:
+def small_plan(states: int = 1, tiny: bool = False) -> Plan:
     """A plan of two heads of eight with groups in both kinds; with ``states`` above 1 its keys walk a trellis.
 
-    Its containers hold the dearest letters: nothing drifts.
+    Its containers hold the dearest letters: nothing drifts.  ``tiny`` makes it one head of four.
     """
     wide = Levels((1000, 3000, 8384, 3000, 1000), 300)
     plain, dependent = (3000, 10384, 3000), Levels((2000, 12384, 2000), 200, (3000, 10384, 3000))
-    return _grouped_plan(2, 0.7, (states, 1), wide, Levels(plain, 200), dependent, "small groups")
+    geometry = _TINY if tiny else _SMALL
+    return _grouped_plan(geometry, 0.7, (states, 1), wide, Levels(plain, 200), dependent, "small groups")
 
 
 @lru_cache(maxsize=8)
-def drifting_plan(key_states: int = 1, value_states: int = 1) -> Plan:
-    """As :func:`small_plan` with four heads in containers as small, and tables that expect zeros: most tokens drift."""
+def drifting_plan(key_states: int = 1, value_states: int = 1, tiny: bool = False) -> Plan:
+    """As :func:`small_plan` with four heads in containers as small, and tables that expect zeros: most tokens drift.
+
+    ``tiny`` makes it one head of eight.
+    """
     wide = Levels((4, 8, 16, 32, 16264, 32, 16, 8, 4), 300)
     rest = (8, 16, 32, 16272, 32, 16, 8)
     dependent = Levels(rest, 200, rest)
     states = key_states, value_states
-    return _grouped_plan(4, 0.3, states, wide, Levels(rest, 200), dependent, "small drifting groups")
+    geometry = _ONE_HEAD if tiny else _FOUR_HEADS
+    return _grouped_plan(geometry, 0.3, states, wide, Levels(rest, 200), dependent, "small drifting groups")
 
 
 def _grouped_plan(
-    heads: int, step: float, states: tuple[int, int], wide: Levels, plain: Levels, dependent: Levels, name: str
+    geometry: _Geometry, step: float, states: tuple[int, int], wide: Levels, plain: Levels, dependent: Levels, name: str
 ) -> Plan:
-    # Coded channels of two heads; further pairs of heads have the same.
-    pair = np.array([[9, 8, 15, 14, 13, 12], [0, 7, 1, 6, 2, 5]], np.uint16)
-    order = np.concatenate([pair + np.uint16(8 * first) for first in range(0, heads, 2)])
+    head_dim, order, letters, spare = geometry
+    heads = len(order)
     found = {}
     for kind, used in zip(("key", "value"), states):
         grouping = Grouping(
-            head_dim=8,
+            head_dim=head_dim,
             classes=(wide, dependent if used > 1 else plain),
             tables=(Table((0,), 9), Table((0, 1), 10)),
-            letters=(2, 2),
+            letters=letters,
             fields=(1, 2),
             choice=np.array([[0, 1]] * heads, np.uint8),
-            order=order,
+            order=np.array(order, np.uint16),
             states=used,
         )
-        words = -(-(1 + int(zero_bits(grouping).sum())) // 32) + 1
+        words = -(-(1 + int(zero_bits(grouping).sum())) // 32) + spare
         found[kind] = grouped(words, 1, kind == "key", step, "least-squares", grouping)
-    return Plan(heads, 8, 32, random_signs(heads, 8), found["key"], found["value"], name)
+    return Plan(heads, head_dim, 32, random_signs(heads, head_dim), found["key"], found["value"], name)
 
 
-@lru_cache(maxsize=1)
-def rotated_plan() -> Plan:
-    """The plan of :data:`SMALL` for two heads of eight."""
-    return make_plan(SMALL, 2, 8)
+@lru_cache(maxsize=2)
+def rotated_plan(tiny: bool = False) -> Plan:
+    """The plan of :data:`SMALL` for two heads of eight; ``tiny`` for one of four."""
+    return make_plan(SMALL, 1, 4) if tiny else make_plan(SMALL, 2, 8)
 
 
 def layers_of(kinds: Sequence[str]) -> list[Layer]:
-    """Layers of these kinds: ``"rotated"``, ``"grouped"``, ``"trellis"`` (coded), ``"exact"`` or ``"absent"``."""
+    """Layers of these kinds: ``"rotated"``, ``"grouped"``, ``"trellis"`` (coded), ``"exact"`` or ``"absent"``.
+
+    Before the coded ones ``"tiny "`` makes them one head of four.
+    """
     made = {
         "rotated": Layer(2, 8, "bfloat16", rotated_plan()),
         "grouped": Layer(2, 8, "float32", small_plan()),
         "trellis": Layer(2, 8, "float16", small_plan(4)),
+        "tiny rotated": Layer(1, 4, "bfloat16", rotated_plan(True)),
+        "tiny grouped": Layer(1, 4, "float32", small_plan(tiny=True)),
+        "tiny trellis": Layer(1, 4, "float16", small_plan(4, True)),
         "exact": Layer(1, 5, "float32", storage="exact"),
         "absent": Layer(1, 3, storage="absent"),
     }
@@ -157,10 +177,8 @@ def repaired(
     if not records or size % s.BLOCK:
         return bytes(made)
     if rules is None:
-        try:
-            rules = RecordRules(parse_header(memoryview(bytes(made[:size]))))
-        except DQuantError:
-            rules = None
+        found = header_of(bytes(made))
+        rules = RecordRules(found) if found else None
     magic = s.RECORD_MAGIC.to_bytes(4, "little")
     for offset in range(max(first, size), len(made) - s.RECORD_BYTES + 1, s.BLOCK):
         if made[offset : offset + 4] == magic:
@@ -245,9 +263,23 @@ def damaged_files(draw: st.DrawFn) -> FileCase:
     return FileCase(whole, repaired(bytes(data)) if mended else bytes(data), mended)
 
 
+def header_of(data: bytes) -> Header | None:
+    """The header of a file in memory, or None if it is not whole and sound; parsed once for all files that have it."""
+    size = int.from_bytes(data[12:16], "little")
+    return _parsed(data[:size]) if s.START.size <= size <= len(data) else None
+
+
+@lru_cache(maxsize=256)
+def _parsed(block: bytes) -> Header | None:
+    try:
+        return parse_header(memoryview(block))
+    except DQuantError:
+        return None
+
+
 def reader_of(data: bytes) -> Reader:
     """A reader of bytes in memory.  Raises what :func:`dquantcodec.open` raises."""
-    return Reader("bytes", data)
+    return Reader("bytes", data, header=header_of(data))
 
 
 def read_all(reader: Reader) -> list[tuple[int, int, str, NDArray[Any]]]:

@@ -26,6 +26,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ atheris.Setup(sys.argv, target)
 atheris.Fuzz()
 """
 
+
+#: Inputs that are made before they run, some of them together.
+AT_ONCE = 1 << 11
 
 #: What libFuzzer says of branches, on every line of progress.
 _COVERED = re.compile(r"\bcov: (\d+)")
@@ -72,6 +76,9 @@ def mutated(data: bytes, other: bytes, rng: random.Random) -> bytes:
     made = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 4, 8))):
         at = rng.randrange(len(made) + 1)
+        # Zeros are mostly what fills a block, and all of them mean the same: other bytes are changed more often.
+        if not any(made[at : at + 4]):
+            at = rng.randrange(len(made) + 1)
         kind = rng.randrange(6)
         if kind == 0 and at < len(made):
             made[at] ^= 1 << rng.randrange(8)
@@ -98,31 +105,92 @@ def fuzz_at_random(
 ) -> int:  # fmt: skip
     """Mutations of the corpus for ``seconds``, ``most`` of them at most; returns how many.
 
-    With ``branches``, entered, inputs that see something new are mutated too, and written to ``save``.  A failing input
-    is written to ``failing``, its error raised.
+    Inputs that take longer than the quickest seed are mutated less often.  With ``branches``, entered, inputs that see
+    something new are mutated too, and written to ``save``.  A failing input is written to ``failing``, its error
+    raised; inputs that ran together and fail only so are one input.
     """
-    from .targets import MOST_BYTES, TARGETS
+    from .targets import MOST_BYTES, seeds, together
 
     rng = random.Random(seed)
-    inputs = corpus_of(target, folder)
-    waiting = list(inputs) if branches is not None else []
     runs, end = 0, time.monotonic() + seconds
+    inputs = corpus_of(target, folder)
+    for data in inputs:
+        _run(target, [data], data, failing)
+    costs = [_seconds(target, data) for data in inputs]
+    quickest = min(costs[: len(seeds(target))])
+    weights = list(accumulate(_weight(cost, quickest) for cost in costs))
     while (most is None or runs < most) and time.monotonic() < end:
-        new = not waiting
-        data = mutated(rng.choice(inputs), rng.choice(inputs), rng)[:MOST_BYTES] if new else waiting.pop()
-        runs += 1
-        try:
-            TARGETS[target](data)
-        except BaseException:
-            failing.write_bytes(data)
-            print(f"failing input: {failing}", file=sys.stderr)
-            raise
-        if branches is not None and branches.fresh() and new:
-            inputs.append(data)
-            if save is not None:
-                save.mkdir(parents=True, exist_ok=True)
-                (save / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
+        if branches is not None:
+            branches.fresh()
+        count = AT_ONCE if most is None else min(AT_ONCE, most - runs)
+        parents = rng.choices(inputs, cum_weights=weights, k=count)
+        made = [mutated(data, rng.choice(inputs), rng)[:MOST_BYTES] for data in parents]
+        for group, joined in together(target, made):
+            if time.monotonic() >= end:
+                break
+            _run(target, group, joined, failing)
+            runs += len(group)
+            for data in _finders(target, group, branches) if branches is not None else ():
+                inputs.append(data)
+                weights.append(weights[-1] + _weight(_seconds(target, data), quickest))
+                if save is not None:
+                    save.mkdir(parents=True, exist_ok=True)
+                    (save / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
     return runs
+
+
+def _weight(cost: float, quickest: float) -> float:
+    """How often an input is mutated, if the quickest seed is once; what is refused early says little."""
+    return float((quickest / cost) ** 2 if cost > quickest else (cost / quickest) ** 0.3)
+
+
+def _seconds(target: str, data: bytes) -> float:
+    """What an input takes that has run before."""
+    from .targets import TARGETS
+
+    begun = time.perf_counter()
+    TARGETS[target](data)
+    return time.perf_counter() - begun
+
+
+def _run(target: str, group: Sequence[bytes], joined: bytes, failing: Path) -> None:
+    """Run inputs together, as ``joined``; an input that fails is written, the first that fails alone if any does."""
+    from .targets import TARGETS
+
+    try:
+        TARGETS[target](joined)
+    except BaseException:
+        found = joined
+        try:
+            for data in group:
+                found = data
+                TARGETS[target](data)
+            found = joined
+        finally:
+            failing.write_bytes(found)
+            print(f"failing input: {failing}", file=sys.stderr)
+        raise
+
+
+def _finders(target: str, group: Sequence[bytes], branches: Branches) -> list[bytes]:
+    """The inputs of a group, which has just run, that see what is new since :meth:`Branches.fresh` was last asked."""
+    from .targets import TARGETS
+
+    found = branches.fresh()
+    if not found or len(group) == 1:
+        return list(group) if found else []
+    branches.forget(found)
+    finders = []
+    missing = set(found)
+    for data in group:
+        TARGETS[target](data)
+        if again := branches.fresh():
+            finders.append(data)
+            missing.difference_update(again)
+        if not missing:
+            break
+    branches.remember(found)
+    return finders
 
 
 def fuzz_by_coverage(

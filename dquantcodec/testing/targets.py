@@ -7,11 +7,12 @@ contents of the parts, each of which starts at the next multiple of 4096, so tha
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..codec import Codec
 from ..errors import DQuantError
@@ -23,13 +24,16 @@ from ..file.scan import read_log, walk
 from ..file.sequences import sequences
 from ..file.verify import verify
 from ..plan import Plan
+from ..profile import TILE
 from ..rotate import random_signs
-from .containers import ContainerPlan, library_decode, plain_decode
+from .containers import ContainerPlan, library_decode_tile, plain_decode
 from .files import drifting_plan, file_bytes, files_open_or_say_why, repaired, rotated_plan, small_plan
 from .pages import decode_page
 
 #: Larger inputs say nothing that smaller ones do not.
 MOST_BYTES = 1 << 15
+#: Tokens of an input of ``encode``.
+MOST_TOKENS = 96
 #: Unpacked files end at the first part behind so many bytes; the seeds have 60 KiB.
 MOST_UNPACKED = 1 << 17
 
@@ -199,40 +203,71 @@ def container_plans() -> tuple[ContainerPlan, ...]:
 
 
 def container(data: bytes) -> None:
-    """A container of any bytes, of the plan the first byte chooses: what plain Python decodes, and never outside."""
+    """A container of any bytes, of the plan the first byte chooses: what plain Python decodes, and never outside.
+
+    Further bytes are further containers of the same tile.
+    """
+    plan, bodies = _containers(data)
+    for body, (found, finding) in zip(bodies, library_decode_tile(plan, bodies), strict=True):
+        expected, code = plain_decode(plan, body)
+        assert finding == code, (finding, code)
+        if code in (None, "container-padding"):
+            assert found == expected, (found, expected)
+
+
+def _containers(data: bytes) -> tuple[ContainerPlan, list[bytes]]:
+    """Plan and containers of an input of ``container``: one at least, a tile of them at most."""
     plans = container_plans()
     plan = plans[data[0] % len(plans)] if data else plans[0]
-    body = data[1:][: plan.bytes].ljust(plan.bytes, b"\0")
-    expected, code = plain_decode(plan, body)
-    found, finding = library_decode(plan, body)
-    assert finding == code, (finding, code)
-    if code in (None, "container-padding"):
-        assert found == expected, (found, expected)
+    count = min(max((len(data) - 1) // plan.bytes, 1), TILE)
+    whole = data[1 : 1 + count * plan.bytes].ljust(plan.bytes, b"\0")
+    return plan, [whole[at : at + plan.bytes] for at in range(0, len(whole), plan.bytes)]
 
 
 @lru_cache(maxsize=1)
 def page_plans() -> tuple[Plan, ...]:
     """The plans that the target ``encode`` takes by its first byte."""
-    return rotated_plan(), small_plan(), small_plan(4), drifting_plan(), drifting_plan(4)
+    return tuple(
+        plan
+        for tiny in (False, True)
+        for plan in (
+            rotated_plan(tiny), small_plan(tiny=tiny), small_plan(4, tiny), drifting_plan(tiny=tiny),
+            drifting_plan(4, tiny=tiny),
+        )
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def _codec(plan: Plan) -> Codec:
+    return Codec(plan)
 
 
 def encode(data: bytes) -> None:
     """Keys and values of any finite float32 bits: they fit, are sound, and decode as in plain Python."""
-    plan = page_plans()[(data[0] if data else 0) % len(page_plans())]
-    values = plan.values
-    numbers = np.frombuffer(data[1:][: 4 * (len(data[1:]) // 4)], "<f4")[: 6 * values].astype(np.float32)
-    numbers = np.where(np.isfinite(numbers), numbers, np.float32(0))
-    tokens = max(1, len(numbers) // (2 * values))
-    x = np.zeros(2 * tokens * values, np.float32)
-    x[: min(len(numbers), len(x))] = numbers[: len(x)]
-    keys, vals = x.reshape(2, tokens, plan.kv_heads, plan.head_dim)
-    codec = Codec(plan)
-    pages = codec.encode(keys, vals)
+    plan, rows = _rows(data)
+    tokens = rows.shape[1]
+    codec = _codec(plan)
+    pages = codec.encode(*rows)
     assert codec.check(pages) == []
-    expected = decode_page(pages.data[0].tobytes(), plan, tokens)
-    for kind, decoded in zip(("key", "value"), codec.decode(pages)):
-        assert np.isfinite(decoded).all()
-        assert decoded.tobytes() == expected[kind].tobytes()
+    decoded = codec.decode(pages)
+    assert all(np.isfinite(array).all() for array in decoded)
+    for page, first in enumerate(range(0, tokens, plan.window)):
+        last = min(first + plan.window, tokens)
+        expected = decode_page(pages.data[page].tobytes(), plan, last - first)
+        for kind, array in zip(("key", "value"), decoded):
+            assert array[first:last].tobytes() == expected[kind].tobytes()
+
+
+def _rows(data: bytes) -> tuple[Plan, NDArray[np.float32]]:
+    """Plan, keys and values ``[2, T, H, D]`` of an input of ``encode``: one token at least, 96 at most."""
+    plan = page_plans()[(data[0] if data else 0) % len(page_plans())]
+    size = 2 * plan.values
+    numbers = np.frombuffer(data, "<f4", min(max(len(data) - 1, 0) // 4, MOST_TOKENS * size), min(len(data), 1))
+    tokens = max(1, len(numbers) // size)
+    x = np.zeros(tokens * size, np.float32)
+    x[: len(numbers)] = numbers[: len(x)]
+    x[~np.isfinite(x)] = 0
+    return plan, x.reshape(2, tokens, plan.kv_heads, plan.head_dim)
 
 
 def file(data: bytes) -> None:
@@ -248,6 +283,45 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "encode": encode,
     "file": file,
 }
+
+
+# --- Inputs that run together ---------------------------------------------------------------------------------------
+#
+# Kernels decode 32 containers at a time, whatever they hold: an input that has a tile to itself takes ten times longer.
+
+
+def together(target: str, inputs: Sequence[bytes]) -> list[tuple[list[bytes], bytes]]:
+    """Inputs of a target in groups, each with the one input that runs them all: up to 32 that share a tile."""
+    if target == "container":
+        return _joined(inputs, lambda data: _containers(data)[0], lambda group: b"".join(map(_first_container, group)))
+    if target == "encode":
+        return _joined(sorted(inputs, key=_magnitudes), lambda data: _rows(data)[0], _joined_rows)
+    return [([data], data) for data in inputs]
+
+
+def _joined(
+    inputs: Sequence[bytes], plan_of: Callable[[bytes], object], body_of: Callable[[list[bytes]], bytes]
+) -> list[tuple[list[bytes], bytes]]:
+    by_plan: dict[int, list[bytes]] = {}
+    for data in inputs:
+        by_plan.setdefault(id(plan_of(data)), []).append(data)
+    groups = [same[at : at + TILE] for same in by_plan.values() for at in range(0, len(same), TILE)]
+    return [(group, group[0] if len(group) == 1 else (group[0][:1] or b"\0") + body_of(group)) for group in groups]
+
+
+def _first_container(data: bytes) -> bytes:
+    return _containers(data)[1][0]
+
+
+def _joined_rows(group: list[bytes]) -> bytes:
+    """Up to three tokens of each."""
+    return np.concatenate([_rows(data)[1][:, : MOST_TOKENS // TILE] for data in group], axis=1).tobytes()
+
+
+def _magnitudes(data: bytes) -> list[int]:
+    """Pages have one exponent for all keys and one for all values: small numbers beside large ones would be zeros."""
+    largest = np.abs(_rows(data)[1]).max(axis=(1, 2, 3))
+    return list((np.frexp(largest)[1] // 8).tolist())
 
 
 def bases() -> dict[str, bytes]:
@@ -291,9 +365,11 @@ def seeds(target: str) -> list[bytes]:
         return [bytes([i]) + bytes(plan.bytes) for i, plan in enumerate(container_plans())]
     if target == "encode":
         rng = np.random.default_rng(0)
-        return [bytes([i]) + rng.standard_normal(64).astype("<f4").tobytes() for i in range(len(page_plans()))]
-    small = [
-        file_bytes((kind,), 9, cuts=(6,), sinks=1, recent=2) for kind in ("rotated", "grouped", "trellis", "exact")
-    ]
+        # A token each.
+        numbers = [rng.standard_normal(2 * plan.values).astype("<f4").tobytes() for plan in page_plans()]
+        return [bytes([i]) + data for i, data in enumerate(numbers)]
+    coded = ("rotated", "grouped", "trellis")
+    small = [file_bytes((f"tiny {kind}",), 4, sinks=1, recent=1) for kind in coded]
+    small += [file_bytes((kind,), 9, cuts=(6,), sinks=1, recent=2) for kind in (*coded, "exact")]
     small.append(file_bytes(("exact",), 110, _record_target=1 << 20))
     return [b"\7" + pack_blocks(base) for base in [*small, *bases]]
