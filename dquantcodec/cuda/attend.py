@@ -79,10 +79,10 @@ class PageAttention:
 
         self.launch = launch(warps)
         if warps is None and most_tokens is not None:
-            most, smaller = self.launch.shape.warps, [self.launch]
-            while smaller[-1].shape.warps >= 8:
-                smaller.append(launch(smaller[-1].shape.warps // 2))
-            self.launch = min(smaller, key=lambda of: _duration(of.shape, most, batch, most_tokens, processors))
+            half = launch(self.launch.shape.warps // 2) if self.launch.shape.warps >= 8 else self.launch
+            rounds, rounds_of_half = (_rounds(of.shape, batch, most_tokens, processors) for of in (self.launch, half))
+            if HALF_UNIT * rounds_of_half < rounds:
+                self.launch = half
         shape = self.launch.shape
         self.blocks = processors * residents
         self._finish_threads = FINISH_THREADS[many]
@@ -267,11 +267,10 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-#: How much longer a block takes for a unit of half as many tokens than half the time: fewer warps hide less latency.
-HALVING = 1.6
+#: The time of a block of half as many warps for a unit, which is half as long: fewer warps hide less latency.
+HALF_UNIT = 0.8
 
 
-def _duration(shape: AttendShape, most_warps: int, batch: int, tokens: int, processors: int) -> float:
-    """Rounds of units over all multiprocessors, times what one takes; a unit of the largest block takes 1."""
-    rounds = -(-batch * shape.groups * -(-tokens // shape.unit) // processors)
-    return rounds * (shape.warps / most_warps * HALVING ** math.log2(most_warps / shape.warps))
+def _rounds(shape: AttendShape, batch: int, tokens: int, processors: int) -> int:
+    """Units that a multiprocessor works on one after another, at most."""
+    return -(-batch * shape.groups * -(-tokens // shape.unit) // processors)
