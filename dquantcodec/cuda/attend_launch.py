@@ -104,6 +104,7 @@ class StreamShape:
             stream_bytes=stream_bytes,
             table_bytes=(4 if stream.coder == "rans" else 2) << stream.precision,
             ring=RING_ROWS[stream.coder],
+            kept=stream.mean and stream.coder != "rans",
         )
 
     def longest(self, heads: int) -> int:

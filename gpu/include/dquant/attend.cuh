@@ -139,10 +139,10 @@ template <class C> struct AttendShape {
     // A warp's output of one head as FP16 pairs of query rows: [value tile][letter % 8][row / 2][letter / 8].
     static constexpr int slot_bytes = Values::tiles * 8 * (rows / 2) * 8;
     static constexpr int pieces = slot_bytes / 16;  // each: two letters of four query rows
-    // Rotated queries in the order of channels are kept for as long as their segment lasts, where page means are
-    // multiplied with them and the operands have them by tables; others stand where letters will, until they are laid
-    // out.
-    static constexpr bool rows_kept = C::grouped && Keys::rotated && C::Key::mean;
+    // Rotated queries in the order of channels are kept for as long as their segment lasts where page means are
+    // multiplied with them, if there is room beside the tables of rANS; others stand where letters will, until they are
+    // laid out.
+    static constexpr bool rows_kept = Keys::rotated && C::Key::mean && !Keys::rans;
     static constexpr int row_bytes = heads * rows * dim * 2;
     // Whether work for the next unit can begin while the last head of this one is decoded.
     static constexpr bool early = heads >= 2;
