@@ -281,19 +281,30 @@ template <class C> struct Finish {
         }
     }
 
+    // The head's partial results: head `coded` of the streams, in `count` slots from `slot` on.
+    struct Segments {
+        int coded, count;
+        i64 slot;
+    };
+    DQ_DEVICE Segments segments_of_head() const {
+        const int coded = coded_head(), group = pass * C::substreams + coded / S::heads;
+        const int units = List::units(p, sequence);
+        if (units == 0) return Segments{coded, 0, 0};
+        const int item = s.items_before + group * units, blocks = least(p.blocks, s.items);
+        const int first_block = List::block_of(item, blocks, s.items);
+        const int count = List::block_of(item + units - 1, blocks, s.items) - first_block + 1;
+        return Segments{coded, count, first_block + sequence * S::groups + group};
+    }
+
     // Sums of the segments, in rotated form, in `sums[0]` to `sums[merge_sets - 1]`.
-    DQ_DEVICE void merge_segments() {
-        const int coded = coded_head(), local = coded % S::heads;
-        const int group = pass * C::substreams + coded / S::heads, units = List::units(p, sequence);
-        if (units == 0) return;
+    DQ_DEVICE void merge_segments(const Segments& of) {
+        const int coded = of.coded, local = coded % S::heads, count = of.count;
+        const i64 slot = of.slot;
+        if (count == 0) return;
         if constexpr (C::grouped) {
             // Channels that are left out.
             for (int i = thread; i < merge_sets * rows * dim; i += threads) (&s.sums[0][0][0])[i] = 0.0f;
         }
-        const int item = s.items_before + group * units, blocks = least(p.blocks, s.items);
-        const int first_block = List::block_of(item, blocks, s.items);
-        const int count = List::block_of(item + units - 1, blocks, s.items) - first_block + 1;
-        const i64 slot = first_block + sequence * S::groups + group;
         // A thread takes a vector (or, where there are more than threads, several of them in turn).
         for (int base = 0; base < vectors; base += threads) {
             const int vector = vectors < threads ? thread % vectors : base + thread;
@@ -305,24 +316,28 @@ template <class C> struct Finish {
             if (thread < rows) s.segment_largest[thread] = NO_LOGIT, s.segment_total[thread] = 0.0f;
             for (int first = 0; first < count; first += segments) {
                 const int some = least(segments, count - first);
+                const float4* partial = (const float4*)(p.partial + (slot + first) * S::partial_floats) +
+                                        (local * S::pieces + spot * quads + quad) * 2 + vector % 2;
+                // Eight loads on their way at a time, whatever the number of segments, the first beside the factors'.
+                float4 x[8];
+                const auto load = [&](int base_i) {
+#pragma unroll
+                    for (int k = 0; k < 8; ++k) {
+                        const int i = base_i + k * merge_sets;
+                        x[k] = i < some ? partial[(i64)i * (S::partial_floats / 4)] : make_float4(0, 0, 0, 0);
+                    }
+                };
+                if (works) load(set);
                 block_barrier();
                 segment_factors(
                     (const float2*)p.state + ((slot + first) * S::heads + local) * S::rows + quad * rows, some
                 );
                 block_barrier();
                 if (!works) continue;
-                const float4* partial = (const float4*)(p.partial + (slot + first) * S::partial_floats) +
-                                        (local * S::pieces + spot * quads + quad) * 2 + vector % 2;
                 const float4 fading = *(const float4*)s.segment_fading;
                 sum.x *= fading.x, sum.y *= fading.y, sum.z *= fading.z, sum.w *= fading.w;
-                // Eight loads on their way at a time, whatever the number of segments.
                 for (int base_i = set; base_i < some; base_i += 8 * merge_sets) {
-                    float4 x[8];
-#pragma unroll
-                    for (int k = 0; k < 8; ++k) {
-                        const int i = base_i + k * merge_sets;
-                        x[k] = i < some ? partial[(i64)i * (S::partial_floats / 4)] : make_float4(0, 0, 0, 0);
-                    }
+                    if (base_i > set) load(base_i);
 #pragma unroll
                     for (int k = 0; k < 8; ++k) {
                         const float4 f = *(const float4*)s.factors[least(base_i + k * merge_sets, some - 1)];
@@ -356,9 +371,10 @@ template <class C> struct Finish {
         float factors[per_lane];
 #pragma unroll
         for (int i = 0; i < per_lane; ++i) factors[i] = V::rotated ? p.factors[head * dim + lane + LANES * i] : 1.0f;
-        wait_for_grid_before();
         block_barrier();
-        merge_segments();
+        const Segments of_head = segments_of_head();
+        wait_for_grid_before();
+        merge_segments(of_head);
         if (warp >= rows) return;
         const float largest = s.segment_largest[row], total = s.segment_total[row];
         float y[per_lane] = {};

@@ -276,6 +276,20 @@ template <class C> struct PageAttention : TileAttention<C> {
         warp_arrives(free_barrier(), lane);
     }
 
+    // What queries are laid out by: none of it comes from a kernel before, and later loads, one after another, find it.
+    DQ_DEVICE void touch_plan() const {
+        if constexpr (C::grouped) {
+            touch_all(p.heads, C::heads * 4);
+            touch_all(p.key_order, C::heads * K::halves * 32);
+            touch_all(p.key_gains, C::heads * S::dim * 4);
+            touch_all(p.key_middles, C::heads * S::dim * 4);
+        }
+        if (K::rotated) touch_all(p.factors, C::heads * S::dim * 4);
+    }
+    DQ_DEVICE static void touch_all(const void* first, int bytes) {
+        for (int i = threadIdx.x * 32; i < bytes; i += S::threads * 32) touch((const u8*)first + i);
+    }
+
     DQ_DEVICE void run() {
         for (int i = threadIdx.x * 16; i < K::table_bytes; i += S::threads * 16)
             copy_async16(base + S::key_table_at + i, (const u8*)p.key_table + i);
@@ -287,6 +301,7 @@ template <class C> struct PageAttention : TileAttention<C> {
             for (int i = 0; i < 4 * C::warps; ++i) barrier_init(base + S::barrier_at + 16 + 8 * i, 1);
             barriers_ready();
         }
+        touch_plan();
         wait_for_grid_before();
         const int items = List::total_units(p, lane) * S::groups, blocks = least(p.blocks, items);
         if ((int)blockIdx.x >= blocks) {
@@ -324,6 +339,8 @@ template <class C> struct PageAttention : TileAttention<C> {
         // All blocks begin at once, and queries would wait behind all their words: first what the first head may need.
         constexpr int head_bytes = least(K::most_rows(1) * K::row_bytes, K::stream_bytes);
         key_feed.fetch_first(key_words(key_tile, at), head_bytes, lane);
+        if (lane < 2 * LANES / 16) touch(key_tile + (lane % 2 ? S::value_affine_at : S::key_affine_at) + lane / 2 * 32);
+        if (lane == LANES - 1) touch(page);
         load_queries(at);
         key_feed.fetch_rest(key_words(key_tile, at), lane);
         value_feed.fetch_first(value_words(key_tile, at), V::stream_bytes, lane);

@@ -31,11 +31,14 @@ template <class C> struct Schedule {
         for (int b = lane; b < p.batch; b += LANES) sum += units(p, b);
         return warp_sum(sum);
     }
-    DQ_DEVICE static int run_begin(int block, int blocks, int items) { return (int)((i64)items * block / blocks); }
-    // The block whose run holds `item`.
-    DQ_DEVICE static int block_of(int item, int blocks, int items) {
-        return (int)((((i64)item + 1) * blocks - 1) / items);
+    // `(a * b - less) / c` of positive numbers: in 32 bits where they suffice, which takes a tenth of the time.
+    DQ_DEVICE static int share(int a, int b, int less, int c) {
+        if (a < 1 << 20 && b < 1 << 12) return (int)(((u32)a * (u32)b - (u32)less) / (u32)c);
+        return (int)(((i64)a * b - less) / c);
     }
+    DQ_DEVICE static int run_begin(int block, int blocks, int items) { return share(items, block, 0, blocks); }
+    // The block whose run holds `item`.
+    DQ_DEVICE static int block_of(int item, int blocks, int items) { return share(item + 1, blocks, 1, items); }
 };
 
 // A place in the list.
@@ -47,6 +50,7 @@ template <class C> struct Cursor {
     DQ_DEVICE void seek(const AttendParams& p, int item, int lane) {
         constexpr int groups = AttendShape<C>::groups;
         int before = 0;
+#pragma unroll 1
         for (int base = 0; base < p.batch; base += LANES) {
             const int b = base + lane;
             const int mine = b < p.batch ? List::units(p, b) : 0;
