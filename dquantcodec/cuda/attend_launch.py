@@ -49,7 +49,7 @@ BLOCK_SHARED_BYTES = {"sm_80": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10}
 
 #: Rows of words that a ring holds: what lanes of a warp are usually apart, a chunk's letters, and what is on its way.
 RING_ROWS = {"rans": 64, "prefix": 32, "trellis": 16}
-#: Where dynamic shared memory begins on GPUs that rings are made for.
+#: Where dynamic shared memory begins from Hopper on, counted in when rings are placed.
 RING_START = 1024
 #: Added to :data:`OPTIONS`, builds kernels that a race checker can follow.
 CHECKED = "-DDQ_CHECKED=1"

@@ -25,6 +25,7 @@ inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 namespace dquant {
 
 constexpr u32 SHARED_START = 1024;
+constexpr bool SHARED_START_KNOWN = true;
 inline unsigned char* shared_pointer(u32 at) { return dquant_simt::block().shared + (at - SHARED_START); }
 inline u32 shared_address(const void* at) {
     return SHARED_START + (u32)((const unsigned char*)at - dquant_simt::block().shared);

@@ -89,7 +89,7 @@ template <class Kind, int D> struct Letters {
 #define DQ_CHECKED 0
 #endif
 constexpr int CHECKED_PAD = DQ_CHECKED ? 1024 : 0;
-// Where dynamic shared memory begins, on GPUs that rings are made for.
+// Where dynamic shared memory begins from Hopper on, counted in when rings are placed.
 constexpr int RING_START = 1024;
 
 template <class Kind, int D> struct GroupLetters;

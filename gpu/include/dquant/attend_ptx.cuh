@@ -18,6 +18,7 @@ DQ_DEVICE u32 shared_address(const void* at) { return (u32)__cvta_generic_to_sha
 // Where dynamic shared memory begins, if that is known when compiling: then table addresses cost nothing.
 #if __CUDA_ARCH__ >= 900
 constexpr u32 SHARED_START = 1024;
+constexpr bool SHARED_START_KNOWN = true;
 template <int AT> DQ_DEVICE u32 load_entry(u32 offset) {
     u32 value;
     asm volatile("ld.volatile.shared.u16 %0, [%1 + %2];" : "=r"(value) : "r"(offset), "n"(AT + SHARED_START));
@@ -30,6 +31,7 @@ template <int AT> DQ_DEVICE u32 load_wide_entry(u32 offset) {
 }
 DQ_DEVICE u32 shared_start(const void*) { return SHARED_START; }
 #else
+constexpr bool SHARED_START_KNOWN = false;
 extern __shared__ __align__(128) unsigned char shared_memory[];
 template <int AT> DQ_DEVICE u32 load_entry(u32 offset) {
     u32 value;

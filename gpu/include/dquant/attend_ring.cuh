@@ -11,9 +11,11 @@
 namespace dquant {
 
 template <int RING> struct RingWords {
-    u32 base;  // a multiple of the ring's size
+    u32 base;  // a multiple of the ring's size, if it is known when compiling where shared memory begins
 
-    DQ_DEVICE u32 place(u32 at) const { return base | (at & (RING - 1)); }
+    DQ_DEVICE u32 place(u32 at) const {
+        return SHARED_START_KNOWN ? base | (at & (RING - 1)) : base + (at & (RING - 1));
+    }
     DQ_DEVICE u32 word(u32 at) const { return load_word(place(at)); }
     DQ_DEVICE u32 half(u32 at) const { return load_half(place(at)); }
 };
