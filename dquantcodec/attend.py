@@ -24,7 +24,8 @@ from .means import page_means
 from .page import KindFields
 from .plan import Plan, StreamPlan
 from .rotate import rotate, unrotate
-from .vectors import LANES, WIDTH, dot_eight, dot_row, mix_four, mix_row, signed_row
+from .vector_step import LANES, WIDTH
+from .vectors import dot_eight, dot_row, mix_four, mix_row, signed_row
 
 
 @dataclass(frozen=True, eq=False)

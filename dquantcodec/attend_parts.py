@@ -18,7 +18,7 @@ from .decode import letters_each, words_at
 from .kernels import inlined, kernel
 from .page import KindFields, TileWords
 from .plan import Plan, StreamPlan
-from .vectors import LANES
+from .vector_step import LANES
 
 
 def one_path(plan: Plan) -> bool:

@@ -31,7 +31,7 @@ from .reconstruct import (
     reconstruct_tiles,
     scaled,
 )
-from .vectors import LANES
+from .vector_step import LANES
 
 
 def decode_levels(

@@ -31,7 +31,8 @@ from .grid import ONE
 from .kernels import kernel
 from .letters import letter_table
 from .plan import StreamPlan, budget
-from .vectors import LANES, count_below
+from .vector_step import LANES
+from .vectors import count_below
 
 #: Neighbouring kappas differ by this factor; a rung moves about two symbols of a thousand across a threshold.
 LADDER_RATIO = 2.0 ** (1 / 32)

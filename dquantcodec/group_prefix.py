@@ -34,7 +34,8 @@ from .prefix import (
 )
 from .profile import TILE
 from .trellis import state_bits
-from .vectors import LANES, fill_row, spread_row
+from .vector_step import LANES
+from .vectors import fill_row, spread_row
 
 # Codes of a group's table are at most 14 bits long, so four letters always fit one read.
 assert READ_BITS >= 4 * 14

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from .kernels import inlined, kernel
 from .plan import StreamPlan
 from .tables import letter_costs
-from .vectors import LANES, spread_row
+from .vector_step import LANES
+from .vectors import spread_row
 
 #: Symbols of any letter fit in so many bits: ``levels**letter`` is at most 4096 and a field wastes less than a bit.
 FIELD_BITS = 12

@@ -1,4 +1,4 @@
-"""The steps of :mod:`dquantcodec.vectors` and :mod:`dquantcodec.prefix` in plain NumPy, for ``NUMBA_DISABLE_JIT=1``.
+"""The steps of ``vectors``, ``rans_steps`` and ``prefix`` in plain NumPy, for ``NUMBA_DISABLE_JIT=1``.
 
 Compiled steps exist only inside compiled kernels.  Without compilation Python runs the kernels line by line, which is
 what debuggers, coverage and fuzzers want to see, and these take the place of the steps: the same arguments, the same

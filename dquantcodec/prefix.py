@@ -28,7 +28,8 @@ from .plan import StreamPlan
 from .profile import TILE
 from .status import OVERRUN, PADDING
 from .tables import code_lengths
-from .vectors import LANES, WIDTH, Step, turn_words
+from .vector_step import LANES, WIDTH, Step
+from .vectors import turn_words
 
 # A window entry is uint16: code length in bits 0-3, the letter's symbols as fields in bits 4-15.
 LENGTH_BITS = 4

@@ -25,8 +25,9 @@ from .kernels import inlined, kernel, read_only
 from .letters import by_token, letter_table, spread_fields
 from .plan import StreamPlan
 from .profile import TILE
+from .rans_steps import pair_rows, pop_one, pop_two
 from .status import OVERRUN, PADDING, STATE
-from .vectors import LANES, pair_rows, pop_one, pop_two
+from .vector_step import LANES
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,8 @@ from .means import page_means
 from .page import KindFields
 from .plan import Plan, StreamPlan
 from .rotate import hadamard_columns, store_columns, transform
-from .vectors import LANES, add_row, affine_row, level_row
+from .vector_step import LANES
+from .vectors import add_row, affine_row, level_row
 
 #: Compiled only where the processor has the instruction.
 store_half = narrow_half if HARDWARE_HALF else narrow_bits

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kernels import inlined, kernel
+from .vector_step import LANES, WIDTH
 from .vectors import (
-    LANES,
-    WIDTH,
     butterfly2,
     butterfly4,
     butterfly8,

@@ -2,7 +2,8 @@
 
 LLVM turns them into whatever vectors the processor has (SSE, AVX2, AVX-512, NEON); lanes never mix except where a block
 is turned, so results do not depend on the width.  Arrays are one-dimensional and contiguous, places in them int64;
-nothing is checked: the calling kernel keeps every access inside.
+nothing is checked: the calling kernel keeps every access inside.  Steps that one coder alone takes stand with it, in
+:mod:`dquantcodec.rans_steps` and :mod:`dquantcodec.prefix`.
 """
 
 from __future__ import annotations
@@ -17,94 +18,9 @@ from numba.extending import intrinsic
 
 from . import plain_steps
 from .kernels import COMPILED
-
-#: Lanes of a row; the same as the tokens of a tile.
-LANES = 32
-#: Lanes a step holds in registers at once: eight rows of eight FP32 fill half the registers of AVX2.
-WIDTH = 8
+from .vector_step import LANES, WIDTH, Step
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
-
-
-def _every(value: int) -> ir.Constant:
-    """``value`` in each lane, 32 bits."""
-    return ir.Constant(ir.VectorType(_I32, WIDTH), [value] * WIDTH)
-
-
-class Step:
-    """The LLVM builder of one step, with loads and stores of vectors at places of Numba arrays."""
-
-    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
-        self.context, self.builder, self.types, self.arguments = context, builder, signature.args, arguments
-
-    def pointer(self, array: int, at: Any, element: ir.Type) -> Any:
-        """Address of element ``at`` of argument ``array``, as a pointer to ``element``."""
-        data = self.context.make_array(self.types[array])(self.context, self.builder, self.arguments[array]).data
-        return self.builder.bitcast(self.builder.gep(data, [at]), element.as_pointer())
-
-    def vector(self, array: int, lanes: int) -> ir.VectorType:
-        return ir.VectorType(self.context.get_data_type(self.types[array].dtype), lanes)
-
-    def load(self, array: int, at: Any, lanes: int) -> Any:
-        vector = self.vector(array, lanes)
-        return self.builder.load(self.pointer(array, at, vector), align=self.types[array].dtype.bitwidth // 8)
-
-    def scalar(self, array: int, at: Any) -> Any:
-        return self.builder.load(self.pointer(array, at, self.context.get_data_type(self.types[array].dtype)))
-
-    def bits(self, array: int, at: Any) -> Any:
-        """64 bits from byte ``at`` of argument ``array`` uint8 on, wherever they stand; the lowest byte first."""
-        return self.builder.load(self.pointer(array, at, _I64), align=1)
-
-    def lanes(self, vector: Any) -> list[Any]:
-        """The elements of a vector of unsigned integers as places."""
-        elements = (self.builder.extract_element(vector, ir.Constant(_I32, i)) for i in range(vector.type.count))
-        return [self.builder.zext(element, _I64) for element in elements]
-
-    def gather(self, array: int, places: list[Any]) -> Any:
-        """The elements at ``places``, by a load each: gather instructions are slower on many processors."""
-        vector = ir.Constant(self.vector(array, len(places)), ir.Undefined)
-        for i, place in enumerate(places):
-            vector = self.builder.insert_element(vector, self.scalar(array, place), ir.Constant(_I32, i))
-        return vector
-
-    def store(self, value: Any, array: int, at: Any) -> None:
-        align = self.types[array].dtype.bitwidth // 8
-        self.builder.store(value, self.pointer(array, at, value.type), align=align)
-
-    def place(self, first: Any, stride: Any, count: int) -> Any:
-        return self.builder.add(first, self.builder.mul(stride, ir.Constant(_I64, count)))
-
-    def offset(self, at: Any, count: int) -> Any:
-        return self.builder.add(at, ir.Constant(_I64, count))
-
-    def add_product(self, x: Any, y: Any, total: Any) -> Any:
-        """``x * y + total``, rounded once or twice: only where the bytes of no page depend on it."""
-        contract = ("contract",)
-        return self.builder.fadd(self.builder.fmul(x, y, flags=contract), total, flags=contract)
-
-    def splat(self, value: Any, lanes: int) -> Any:
-        vector = ir.VectorType(value.type, lanes)
-        one = self.builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(_I32, 0))
-        pattern = ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes)
-        return self.builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), pattern)
-
-    def turned(self, rows: list[Any]) -> list[Any]:
-        """Columns of as many rows as each has lanes: interleaving row i with row i + half, log2 times."""
-        half = len(rows) // 2
-        patterns = [
-            ir.Constant(ir.VectorType(_I32, 2 * half), [x for i in lanes for x in (i, 2 * half + i)])
-            for lanes in (range(half), range(half, 2 * half))
-        ]
-        span = len(rows)
-        while span > 1:
-            rows = [
-                self.builder.shuffle_vector(rows[i], rows[i + half], pattern)
-                for i in range(half)
-                for pattern in patterns
-            ]
-            span //= 2
-        return rows
 
 
 @intrinsic
@@ -247,25 +163,6 @@ def copy_row(_context: Any, rows: Any, at: Any, out: Any, to: Any) -> Any:
 
     i64 = types.int64
     return types.void(rows, i64, out, i64), generate
-
-
-@intrinsic
-def pair_rows(_context: Any, words: Any, at: Any, pairs: Any, to: Any) -> Any:
-    """``pairs[to + i] = words[at + i] | words[at + 32 + i] << 16`` for a row; uint16 to uint32."""
-
-    def generate(*call: Any) -> Any:
-        step = Step(*call)
-        build = step.builder
-        _, at, _, to = step.arguments
-        for lane in range(0, LANES, WIDTH):
-            wide = step.vector(2, WIDTH)
-            low = build.zext(step.load(0, step.offset(at, lane), WIDTH), wide)
-            high = build.zext(step.load(0, step.offset(at, LANES + lane), WIDTH), wide)
-            step.store(build.or_(low, build.shl(high, _every(16))), 2, step.offset(to, lane))
-        return step.context.get_dummy_value()
-
-    i64 = types.int64
-    return types.void(words, i64, pairs, i64), generate
 
 
 @intrinsic
@@ -434,59 +331,6 @@ def _turn_scaled(factors_by_row: bool) -> Callable[..., Any]:
 
 #: From rows of channels (one token's) to rows of lanes, and back.
 turn_tokens_in, turn_tokens_out = _turn_scaled(factors_by_row=False), _turn_scaled(factors_by_row=True)
-
-
-def _pop(count: int) -> Callable[..., Any]:
-    """The step that takes ``count`` letters, one or two, from 32 states of the ``rans`` coder."""
-
-    @intrinsic
-    def pop(
-        _context: Any, state: Any, at: Any, pairs: Any, advance: Any, fields: Any, precision: Any, entries: Any,
-        place: Any,
-    ) -> Any:  # fmt: skip
-        """rANS letters of 32 lanes in lockstep, which hides the latency of the table and of the multiplication.
-
-        ``state`` uint32 ``[32]``.  ``at`` uint32 ``[32]`` says where in ``pairs`` uint32 a lane's next word stands,
-        with the one after it in the high half: two letters ask for no more.  The letters' fields go to ``entries``
-        from ``place`` on, a row for each letter.
-        """
-
-        def generate(*call: Any) -> Any:
-            step = Step(*call)
-            build = step.builder
-            _, _, _, _, _, precision, _, place = step.arguments
-            p = step.splat(build.trunc(precision, _I32), WIDTH)
-            mask = build.sub(build.shl(_every(1), p), _every(1))
-            firsts = [ir.Constant(_I64, lane) for lane in range(0, LANES, WIDTH)]
-            states = [step.load(0, first, WIDTH) for first in firsts]
-            places = [step.load(1, first, WIDTH) for first in firsts]
-            words = [step.gather(2, step.lanes(group)) for group in places]
-            for k in range(count):
-                for g in range(len(firsts)):
-                    x, word = states[g], words[g]
-                    slots = step.lanes(build.and_(x, mask))
-                    for lane, slot in enumerate(slots, WIDTH * g):
-                        step.store(step.scalar(4, slot), 6, step.offset(place, LANES * k + lane))
-                    found = step.gather(3, slots)
-                    x = build.mul(build.lshr(found, _every(16)), build.lshr(x, p))
-                    x = build.add(x, build.and_(found, _every(0xFFFF)))
-                    low = build.icmp_unsigned("<", x, _every(1 << 16))
-                    longer = build.or_(build.shl(x, _every(16)), build.and_(word, _every(0xFFFF)))
-                    states[g] = build.select(low, longer, x)
-                    words[g] = build.select(low, build.lshr(word, _every(16)), word)
-                    places[g] = build.add(places[g], build.select(low, _every(LANES), _every(0)))
-            for first, x, group in zip(firsts, states, places):
-                step.store(x, 0, first)
-                step.store(group, 1, first)
-            return step.context.get_dummy_value()
-
-        i64 = types.int64
-        return types.void(state, at, pairs, advance, fields, i64, entries, i64), generate
-
-    return pop
-
-
-pop_one, pop_two = _pop(1), _pop(2)
 
 if not COMPILED:
     plain_steps.replace_steps(globals())
