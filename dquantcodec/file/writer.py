@@ -1,21 +1,19 @@
 """Writing ``.dqkv``: tokens in, records out, constant memory (specification, clauses 4 and 9.5).
 
 A token is coded once it is more than ``recent`` tokens behind the newest; until then its rows wait in their own dtype.
-Full windows are encoded at once and collected into runs; every full run is a record.  A flush writes the rows that the
-file does not hold yet; pages replace them when their time has come.
+Full windows are encoded at once, by :class:`PageEncoder`, and collected into runs; every full run is a record.  A flush
+writes the rows that the file does not hold yet; pages replace them when their time has come.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, LimitError
@@ -23,9 +21,9 @@ from ..profile import Profile
 from . import structs
 from .coding import Coding, coding
 from .compose import RECORD_TARGET, write_pages, write_rows
+from .encoder import PageEncoder
 from .header import Header
 from .incoming import incoming_rows
-from .layer import Layer
 from .overlap import Behind
 from .pending import Pending
 from .runs import RunLayout
@@ -102,11 +100,8 @@ class Writer:
         self._run = RunLayout.of(header)
         self._exact = [place for place, layer in enumerate(header.layers) if layer.storage == "exact"]
         self._present = [place for place, layer in enumerate(header.layers) if layer.storage != "absent"]
-        # Threads take head groups where there are several, otherwise the pages of the one.
         self._coding = settings.coding or coding("cpu", settings.threads)
-        self._shared = len(self._run.slots) > 1 or self._coding.overlapped
-        threads = self._coding.threads
-        self._pool = ThreadPoolExecutor(threads) if self._shared and threads > 1 else None
+        self._encoder = PageEncoder(self._coding, self._run, self._present)
         self._behind = Behind(MOST_BEHIND) if self._coding.overlapped else None
         #: Tokens encoded at a time; without coded layers any number serves.
         self._window = header.window or 128
@@ -150,7 +145,7 @@ class Writer:
         with self._aborting():
             for start in range(0, tokens, self._portion):
                 portion = [array[start : start + self._portion] for array in rows]
-                pending.put(portion, self._pool if self._coding.overlapped else None)
+                pending.put(portion, self._encoder.pool if self._coding.overlapped else None)
                 self._advance(sequence, pending)
                 if self._settings.progress:
                     self._settings.progress(len(portion[0]))
@@ -252,8 +247,7 @@ class Writer:
         self._open = False
         self._pending.clear()
         self._short.clear()
-        if self._pool:
-            self._pool.shutdown(cancel_futures=True)
+        self._encoder.close()
         if self._behind:
             self._behind.stop()
         if self._settings.ended:
@@ -316,38 +310,17 @@ class Writer:
 
     def _begin_with(self, pending: Pending, tokens: int) -> None:
         """:meth:`_begin` with plans fitted to ``tokens`` tokens behind the sinks, if these are enough."""
-        sinks = self._header.sinks
-        enough = tokens >= LEAST_TOKENS
-        self._begin(self._fit(pending.peek(sinks, sinks + tokens)) if enough else self._header)
+        header = self._header
+        if tokens >= LEAST_TOKENS:
+            rows = pending.peek(header.sinks, header.sinks + tokens)
+            header = self._encoder.fit(header, self._settings.fitted, rows)
+        self._begin(header)
 
     def _use(self, header: Header) -> None:
         self._header = header
         self._begun = True
         self._run = RunLayout.of(header)
-        plans = {id(slot.plan): slot.plan for slot in self._run.slots}
-        threads = 1 if self._shared else self._coding.threads
-        codecs = {key: self._coding.codec(plan, threads) for key, plan in plans.items()}
-        self._codecs = [codecs[id(slot.plan)] for slot in self._run.slots]
-
-    def _fit(self, rows: list[NDArray[Any]]) -> Header:
-        """The header with plans fitted to ``rows`` (key, value of each present layer), which follow the sinks."""
-        from ..fit import fit_plan
-
-        pairs = {place: rows[2 * i : 2 * i + 2] for i, place in enumerate(self._present)}
-
-        def fit(place: int) -> Layer:
-            layer, profile = self._header.layers[place], self._settings.fitted[place]
-            if profile is None:
-                return layer
-            plans = []
-            for heads in layer.groups:
-                with _telling_tokens(place, self._header.sinks, heads.start):
-                    plans.append(fit_plan(profile, *(rows[:, heads] for rows in pairs[place])))
-            return replace(layer, profile=plans)
-
-        places = range(len(self._header.layers))
-        layers = self._pool.map(fit, places) if self._pool else map(fit, places)
-        return replace(self._header, layers=tuple(layers))
+        self._encoder.use(self._run)
 
     def _advance(self, sequence: int, pending: Pending, last: bool = False) -> None:
         """Write and encode whatever of ``pending`` need not wait; ``last``: all of it."""
@@ -381,7 +354,7 @@ class Writer:
         first = pending.start
         rows = pending.peek(0, tokens)
         try:
-            pages = self._encode(rows, first)
+            pages = self._encoder.encode(rows, first)
         except InputError as error:
             bad = int(str(error.where.get("token", pending.held)))
             if error.code != "input-nonfinite" or bad >= pending.held:
@@ -403,31 +376,6 @@ class Writer:
             if pending.collected == full:
                 self._flush_run(sequence, pending)
             start = stop
-
-    def _encode(self, rows: list[NDArray[Any]], first: int) -> list[NDArray[np.uint8]]:
-        """Pages of each coded layer for ``rows`` (key, value of each present layer) from token ``first`` on."""
-        pairs = {place: rows[2 * i : 2 * i + 2] for i, place in enumerate(self._present)}
-
-        tokens = len(rows[0])
-        slots = range(len(self._run.slots))
-        # Threads that wait for a device share out a layer's windows where there are fewer layers than threads.
-        shares = -(-2 * self._coding.threads // max(1, len(slots))) if self._coding.overlapped else 1
-        step = max(1, -(-self._run.windows(tokens) // shares)) * self._window if slots else tokens
-
-        def encode(part: tuple[int, int]) -> NDArray[np.uint8]:
-            number, begin = part
-            slot = self._run.slots[number]
-            with _telling_tokens(slot.layer, first + begin, slot.heads.start):
-                arrays = [array[begin : begin + step, slot.heads] for array in pairs[slot.layer]]
-                pages: NDArray[np.uint8] = self._codecs[number].encode(*arrays).data
-                return pages
-
-        parts = [(number, begin) for number in slots for begin in range(0, tokens, step)]
-        coded = list(self._pool.map(encode, parts) if self._pool else map(encode, parts))
-        if step >= tokens:
-            return coded
-        each = len(parts) // len(slots)
-        return [np.concatenate(coded[i : i + each]) for i in range(0, len(coded), each)]
 
     def _flush_run(self, sequence: int, pending: Pending) -> None:
         run = pending.take_run()
@@ -461,21 +409,3 @@ class Writer:
         self, places: Sequence[int], sequence: int, first: int, rows: list[NDArray[Any]], flags: int = 0
     ) -> None:
         write_rows(self._log, [self._header.layers[place] for place in places], sequence, first, rows, flags)
-
-
-@contextlib.contextmanager
-def _telling_tokens(layer: int, first: int, first_head: int) -> Iterator[None]:
-    """Errors about numbers that are not finite, told in tokens of the sequence and heads of the layer."""
-    try:
-        yield
-    except InputError as error:
-        assert error.code == "input-nonfinite", "shapes are checked when rows are taken in"
-        # The codec counts from the rows it was given.
-        token, head = (int(str(error.where[name])) for name in ("token", "head"))
-        where: dict[str, Any] = {**error.where, "layer": layer, "token": first + token, "head": first_head + head}
-        raise InputError(
-            f"{where['kind']} of layer {layer}, token {where['token']}, head {where['head']}, channel "
-            f"{where['channel']} is not finite; clean the tensor or choose what to put instead",
-            code=error.code,
-            **where,
-        ) from None
