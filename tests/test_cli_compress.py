@@ -129,7 +129,7 @@ def test_blocks_and_threads_do_not_change_what_is_decoded(tmp_path: Path, monkey
     save_file(cache((1, 2, 700, 64), layers=(0,)), tmp_path / "in.safetensors")
     decoded = []
     for number, block in enumerate((1, 300_000, 1 << 30)):
-        monkeypatch.setattr("dquantcodec.cli.compress.BLOCK_BYTES", block)
+        monkeypatch.setattr("dquantcodec.cli.copying.BLOCK_BYTES", block)
         monkeypatch.setattr("dquantcodec.cli.decompress.BLOCK_BYTES", block)
         assert run("compress", tmp_path / "in.safetensors", tmp_path / "x.dqkv", "--threads", number + 1) == 0
         assert run("decompress", tmp_path / "x.dqkv", tmp_path / "out.safetensors") == 0

@@ -23,8 +23,8 @@ from dquantcodec.attention_estimate import (
     layers_out_of_line,
     sample_tiles,
 )
-from dquantcodec.cli.compress import estimate_layers
 from dquantcodec.cli.main import main
+from dquantcodec.cli.out_of_line import estimate_layers
 from dquantcodec.codec import Codec
 from dquantcodec.tensors import open_source
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DQuantError, InputError
 from ..urls import is_url, refuse_appending
-from .compress import add_nonfinite, copy_tokens, reading_threads, tell_replaced
 from .console import Console, count, size
+from .copying import copy_tokens, reading_threads, tell_replaced
 from .info import collect_file
 from .options import (
     CommandParser,
     add_device,
+    add_nonfinite,
     add_source_options,
     add_threads,
     check_device,

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
-from ..file.overlap import ahead
 from ..profile import DEFAULT_PROFILE, PROFILES, Profile
 from ..urls import shown
 from .console import Console, count, size
+from .copying import copy_tokens, read_finite, reading_threads, tell_replaced
 from .info import collect_file
 from .many import add_batch_options, batched, run_batch
 from .options import (
     CommandParser,
     add_device,
     add_model,
+    add_nonfinite,
     add_recent,
     add_sinks,
     add_source_options,
@@ -34,20 +32,15 @@ from .options import (
     positive,
     threads,
 )
-from .progress import Advance, prepare_kernels, progress
+from .out_of_line import estimate_layers, warn_out_of_line
+from .progress import prepare_kernels, progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..attention_estimate import AttentionEstimate
     from ..layer_budgets import LayerBudgets
     from ..plan import Plan
     from ..tensors import KVLayer, KVSource
-
-#: Bytes of keys and values held at once: large enough for whole pages of many layers, small beside 300 MB.
-BLOCK_BYTES = 32 << 20
-#: The same for a device, which wants longer work; the next block is read meanwhile.
-DEVICE_BLOCK_BYTES = 128 << 20
 
 EPILOG = """\
 IN is a .safetensors or .npz file, a *.safetensors.index.json, or a folder of
@@ -107,16 +100,6 @@ def add_parser(commands: Any) -> None:
     add_batch_options(parser)
     add_source_options(parser)
     parser.set_defaults(run=lambda args, console: run(parser, args, console))
-
-
-def add_nonfinite(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--nonfinite",
-        choices=("error", "clamp", "zero"),
-        default="error",
-        help="what to do with NaN and infinity: refuse them (error), or count them and put 0 (zero), or put 0 for NaN "
-        "and the largest finite magnitude of the same token for infinity (clamp)",
-    )
 
 
 def profile_or_file(text: str) -> str:
@@ -238,11 +221,6 @@ def encode_source(
         return copy_tokens(source, writer, settings.nonfinite, advance, [0] * source.sequences, readers)
 
 
-def reading_threads(device: str, threads: int) -> int:
-    """Threads that read ahead: with a device at work, this machine's cores are free to read what it needs next."""
-    return 0 if device == "cpu" else threads
-
-
 def _file_layer(layer: KVLayer, source: KVSource, settings: Settings) -> Any:
     from ..file import Layer
 
@@ -287,134 +265,6 @@ def _fitted(layer: KVLayer, source: KVSource, settings: Settings) -> str | list[
     return [fit_plan(profile, keys[:, heads], values[:, heads], words=words) for heads in groups]
 
 
-def copy_tokens(
-    source: KVSource, writer: Any, policy: str, advance: Advance, firsts: Sequence[int], readers: int = 0
-) -> int:
-    """Give ``writer`` the tokens of every sequence from its first of ``firsts`` on; how many numbers were replaced.
-
-    So many ``readers``, threads, read the next tokens meanwhile.
-    """
-    replaced = 0
-    with ExitStack() as opened:
-        pool = opened.enter_context(ThreadPoolExecutor(readers)) if readers else None
-        blocks = _blocks(source, policy, firsts, pool)
-        if pool:
-            blocks = opened.enter_context(closing(ahead(blocks)))
-        for block in blocks:
-            writer.append(block.keys, block.values, sequence=block.sequence)
-            replaced += block.replaced
-            advance(block.tokens * source.token_bytes)
-            if block.last:
-                writer.finish(block.sequence)  # so that only one sequence's newest tokens are ever held
-    return replaced
-
-
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """Tokens of one sequence, an array for each layer; ``last``: the sequence ends with them."""
-
-    sequence: int
-    tokens: int
-    last: bool
-    keys: list[NDArray[Any]]
-    values: list[NDArray[Any]]
-    replaced: int
-
-
-def _blocks(source: KVSource, policy: str, firsts: Sequence[int], pool: Executor | None) -> Iterator[_Block]:
-    step = max(128, (DEVICE_BLOCK_BYTES if pool else BLOCK_BYTES) // source.token_bytes // 128 * 128)
-    tensors = [(layer, kind) for layer in source.layers for kind in ("key", "value")]
-    for sequence in range(source.sequences):
-        # A sequence without tokens still has an end.
-        for start in range(firsts[sequence], max(source.tokens, firsts[sequence] + 1), step):
-            stop = min(start + step, source.tokens)
-
-            def read(
-                tensor: tuple[KVLayer, str], part: tuple[int, int, int] = (sequence, start, stop)
-            ) -> tuple[NDArray[Any], int]:
-                return read_finite(source, *tensor, part, policy)
-
-            arrays, changed = zip(*(pool.map if pool else map)(read, tensors))
-            yield _Block(
-                sequence, stop - start, stop == source.tokens, list(arrays[::2]), list(arrays[1::2]), sum(changed)
-            )
-
-
-def read_finite(
-    source: KVSource, layer: KVLayer, kind: str, part: tuple[int, int, int], policy: str
-) -> tuple[NDArray[Any], int]:
-    """One block of one tensor without NaN or infinity, and how many were replaced."""
-    from ..tensors import find_nonfinite, replace_nonfinite
-
-    tensor = layer.tensor(kind)
-    sequence, start, stop = part
-    block = tensor.read(source.layout, sequence, start, stop)
-    if policy != "error":
-        return replace_nonfinite(block, policy)
-    if found := find_nonfinite(block):
-        raise InputError(
-            f"{found.what}; clean the tensor, or give --nonfinite=clamp or --nonfinite=zero",
-            code="input-nonfinite",
-            path=tensor.path,
-            tensor=tensor.name,
-            **({"sequence": sequence} if source.sequences > 1 else {}),
-            token=start + found.token,
-            head=found.head,
-            channel=found.channel,
-        )
-    return block, 0
-
-
-def estimate_layers(source: KVSource, output: str, policy: str, device: str = "cpu") -> dict[int, AttentionEstimate]:
-    """Estimates of attention errors by layer number, from a few tokens of every coded layer of ``output``.
-
-    The file is read back, so nothing more is held while encoding; tokens are read once more from ``source``.
-    """
-    import numpy as np
-
-    from ..attention_estimate import estimate_attention, sample_tiles
-    from ..file import open as open_file
-    from ..tensors import replace_nonfinite
-
-    estimates = {}
-    with open_file(output, device=device) as reader:
-        for place, (layer, stored) in enumerate(zip(source.layers, reader.layers)):
-            if not stored.plans or not stored.coded_tokens:
-                continue
-            sample: list[list[NDArray[Any]]] = [[], [], [], []]
-            for sequence, start, stop in sample_tiles(stored.coded_tokens, source.sequences, stored.plans[0].window):
-                tokens = (stored.sinks + start, stored.sinks + stop)
-                decoded = reader.sequences[sequence].layers[place]
-                for i, kind in enumerate(("key", "value")):
-                    block = layer.tensor(kind).read(source.layout, sequence, *tokens)
-                    sample[i].append(block if policy == "error" else replace_nonfinite(block, policy)[0])
-                    sample[2 + i].append(getattr(decoded, kind).read(*tokens, dtype=np.float32))
-            estimates[layer.number] = estimate_attention(*(np.concatenate(arrays) for arrays in sample))
-    return estimates
-
-
-def warn_out_of_line(estimates: dict[int, AttentionEstimate], console: Console) -> list[dict[str, Any]]:
-    """One line for each layer whose estimated attention error is out of line; the same as JSON values."""
-    from ..attention_estimate import layers_out_of_line
-
-    flagged, middle = layers_out_of_line({number: found.output_error for number, found in estimates.items()})
-    beside = f"the median of {len(estimates)} layers is {middle:.2f}" if len(estimates) > 1 else "1.41 is noise"
-    for number in flagged:
-        found = estimates[number]
-        console.warn(
-            f"layer {number}: estimated attention error {found.output_error:.2f} ({beside}), logits off by "
-            f"{found.logit_error:.2g}; keep it exact with --exact-layers {number}, or code it with a larger profile"
-        )
-    return [
-        {
-            "layer": number,
-            "attention_error": estimates[number].output_error,
-            "logit_error": estimates[number].logit_error,
-        }
-        for number in flagged
-    ]
-
-
 def report(source: KVSource, output: str, replaced: int, seconds: float, policy: str, console: Console) -> None:
     """What became of the input, in two lines."""
     from ..file import open as open_file
@@ -431,9 +281,3 @@ def report(source: KVSource, output: str, replaced: int, seconds: float, policy:
         console.say("nothing was coded: all tokens or layers are among those to keep exact (see --recent)")
     elif sizes.exact_tokens:
         console.say(f"coded pages alone: {sizes.bits_per_value_coded:.3f} bits/value; the rest is kept exact")
-
-
-def tell_replaced(replaced: int, policy: str, console: Console) -> None:
-    if replaced:
-        put = "0" if policy == "zero" else "0 for NaN, the token's largest magnitude for infinity"
-        console.result(f"replaced {replaced} number{'s' if replaced > 1 else ''} that were not finite: {put}")

@@ -128,6 +128,16 @@ def add_accept_torn(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_nonfinite(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--nonfinite",
+        choices=("error", "clamp", "zero"),
+        default="error",
+        help="what to do with NaN and infinity: refuse them (error), or count them and put 0 (zero), or put 0 for NaN "
+        "and the largest finite magnitude of the same token for infinity (clamp)",
+    )
+
+
 def add_threads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, default=None, metavar="N", help="threads to use (all cores)")
 

@@ -258,7 +258,7 @@ def _samples(source: KVSource, profile: Profile) -> list[Any]:
     from ..allocate import LayerSample
     from ..fit import sample_windows
     from ..tensors import open_queries
-    from .compress import read_finite
+    from .copying import read_finite
 
     queries = open_queries(source.path)
     samples = []
