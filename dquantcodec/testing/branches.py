@@ -61,6 +61,12 @@ class Branches:
             elif to not in self._ways.get(place, ()):
                 self._ways[place] = (*self._ways.get(place, ()), to)
 
+    def watch(self, both: bool) -> None:
+        """Watch lines, and ``both`` lines and branches, from now on."""
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
+        events = monitoring.events
+        monitoring.set_events(self._tool, events.LINE | events.BRANCH if both else events.LINE)
+
     def __enter__(self) -> Branches:
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
         self._tool = next((tool for tool in range(6) if monitoring.get_tool(tool) is None), None)
@@ -88,7 +94,7 @@ class Branches:
 
         monitoring.register_callback(self._tool, events.LINE, line)
         monitoring.register_callback(self._tool, events.BRANCH, branch)
-        monitoring.set_events(self._tool, events.LINE | events.BRANCH)
+        self.watch(both=True)
         # What another watcher has switched off is on again.
         monitoring.restart_events()
         return self

@@ -26,7 +26,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import accumulate
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ atheris.Fuzz()
 
 #: Inputs that are made before they run, some of them together.
 AT_ONCE = 1 << 11
+#: New lines are seen at any time; branches whose lines are known are watched, which takes longer, one time in four.
+BRANCHES_EVERY = 4
 
 #: What libFuzzer says of branches, on every line of progress.
 _COVERED = re.compile(r"\bcov: (\d+)")
@@ -105,52 +107,65 @@ def fuzz_at_random(
 ) -> int:  # fmt: skip
     """Mutations of the corpus for ``seconds``, ``most`` of them at most; returns how many.
 
-    Inputs that take longer than the quickest seed are mutated less often.  With ``branches``, entered, inputs that see
-    something new are mutated too, and written to ``save``.  A failing input is written to ``failing``, its error
-    raised; inputs that ran together and fail only so are one input.
+    With ``branches``, entered, inputs that see something new are mutated too, and written to ``save``.  A failing input
+    is written to ``failing``, its error raised; inputs that ran together and fail only so are one input.
     """
-    from .targets import MOST_BYTES, seeds, together
+    from .targets import MOST_BYTES, kind_of, seeds, together
 
     rng = random.Random(seed)
     runs, end = 0, time.monotonic() + seconds
     inputs = corpus_of(target, folder)
     for data in inputs:
         _run(target, [data], data, failing)
-    costs = [_seconds(target, data) for data in inputs]
-    quickest = min(costs[: len(seeds(target))])
-    weights = list(accumulate(_weight(cost, quickest) for cost in costs))
-    while (most is None or runs < most) and time.monotonic() < end:
+    kinds = [kind_of(target, data) for data in inputs]
+    costs = [_seconds(target, data, failing) for data in inputs]
+    quickest: dict[int, float] = {}
+    for kind, cost in list(zip(kinds, costs, strict=True))[: len(seeds(target))]:
+        quickest[kind] = min(cost, quickest.get(kind, cost))
+    for turn in count():
+        if time.monotonic() >= end or runs == most:
+            break
+        weights = _weights(kinds, costs, quickest)
+        parents = rng.choices(inputs, weights, k=AT_ONCE if most is None else min(AT_ONCE, most - runs))
+        made = [mutated(data, rng.choice(inputs), rng)[:MOST_BYTES] for data in parents]
         if branches is not None:
             branches.fresh()
-        count = AT_ONCE if most is None else min(AT_ONCE, most - runs)
-        parents = rng.choices(inputs, cum_weights=weights, k=count)
-        made = [mutated(data, rng.choice(inputs), rng)[:MOST_BYTES] for data in parents]
+            branches.watch(both=turn % BRANCHES_EVERY == 0)
         for group, joined in together(target, made):
             if time.monotonic() >= end:
                 break
             _run(target, group, joined, failing)
             runs += len(group)
-            for data in _finders(target, group, branches) if branches is not None else ():
+            for data in _finders(target, group, branches, failing) if branches is not None else ():
                 inputs.append(data)
-                weights.append(weights[-1] + _weight(_seconds(target, data), quickest))
+                kinds.append(kind_of(target, data))
+                costs.append(_seconds(target, data, failing))
                 if save is not None:
                     save.mkdir(parents=True, exist_ok=True)
                     (save / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
     return runs
 
 
-def _weight(cost: float, quickest: float) -> float:
-    """How often an input is mutated, if the quickest seed is once; what is refused early says little."""
-    return float((quickest / cost) ** 2 if cost > quickest else (cost / quickest) ** 0.3)
+def _weights(kinds: Sequence[int], costs: Sequence[float], quickest: dict[int, float]) -> list[float]:
+    """How often inputs are mutated: kinds the less often the longer their ``quickest`` seeds take, and within a kind
+    those as quick as that most often; slower ones take longer, and what is refused early says little."""
+    weights, times = [], dict.fromkeys(kinds, 0.0)
+    for kind, cost in zip(kinds, costs, strict=True):
+        ratio = cost / quickest[kind]
+        weights.append(float(ratio**-2 if ratio > 1 else ratio**0.3))
+        times[kind] += weights[-1] * cost
+    return [weight / times[kind] / quickest[kind] ** 0.5 for kind, weight in zip(kinds, weights, strict=True)]
 
 
-def _seconds(target: str, data: bytes) -> float:
-    """What an input takes that has run before."""
-    from .targets import TARGETS
+def _seconds(target: str, data: bytes, failing: Path) -> float:
+    """What an input takes that has run before, together with as many as may be."""
+    from ..profile import TILE
+    from .targets import together
 
+    group, joined = together(target, [data] * TILE)[0]
     begun = time.perf_counter()
-    TARGETS[target](data)
-    return time.perf_counter() - begun
+    _run(target, group, joined, failing)
+    return (time.perf_counter() - begun) / len(group)
 
 
 def _run(target: str, group: Sequence[bytes], joined: bytes, failing: Path) -> None:
@@ -172,10 +187,8 @@ def _run(target: str, group: Sequence[bytes], joined: bytes, failing: Path) -> N
         raise
 
 
-def _finders(target: str, group: Sequence[bytes], branches: Branches) -> list[bytes]:
+def _finders(target: str, group: Sequence[bytes], branches: Branches, failing: Path) -> list[bytes]:
     """The inputs of a group, which has just run, that see what is new since :meth:`Branches.fresh` was last asked."""
-    from .targets import TARGETS
-
     found = branches.fresh()
     if not found or len(group) == 1:
         return list(group) if found else []
@@ -183,7 +196,7 @@ def _finders(target: str, group: Sequence[bytes], branches: Branches) -> list[by
     finders = []
     missing = set(found)
     for data in group:
-        TARGETS[target](data)
+        _run(target, [data], data, failing)
         if again := branches.fresh():
             finders.append(data)
             missing.difference_update(again)

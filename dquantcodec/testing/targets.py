@@ -217,8 +217,7 @@ def container(data: bytes) -> None:
 
 def _containers(data: bytes) -> tuple[ContainerPlan, list[bytes]]:
     """Plan and containers of an input of ``container``: one at least, a tile of them at most."""
-    plans = container_plans()
-    plan = plans[data[0] % len(plans)] if data else plans[0]
+    plan = container_plans()[kind_of("container", data)]
     count = min(max((len(data) - 1) // plan.bytes, 1), TILE)
     whole = data[1 : 1 + count * plan.bytes].ljust(plan.bytes, b"\0")
     return plan, [whole[at : at + plan.bytes] for at in range(0, len(whole), plan.bytes)]
@@ -260,7 +259,7 @@ def encode(data: bytes) -> None:
 
 def _rows(data: bytes) -> tuple[Plan, NDArray[np.float32]]:
     """Plan, keys and values ``[2, T, H, D]`` of an input of ``encode``: one token at least, 96 at most."""
-    plan = page_plans()[(data[0] if data else 0) % len(page_plans())]
+    plan = page_plans()[kind_of("encode", data)]
     size = 2 * plan.values
     numbers = np.frombuffer(data, "<f4", min(max(len(data) - 1, 0) // 4, MOST_TOKENS * size), min(len(data), 1))
     tokens = max(1, len(numbers) // size)
@@ -290,27 +289,31 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 # Kernels decode 32 containers at a time, whatever they hold: an input that has a tile to itself takes ten times longer.
 
 
+def kind_of(target: str, data: bytes) -> int:
+    """The plan that the first byte of an input chooses; 0 where there is no choice."""
+    plans = {"container": container_plans, "encode": page_plans}
+    return (data[0] if data else 0) % len(plans[target]()) if target in plans else 0
+
+
 def together(target: str, inputs: Sequence[bytes]) -> list[tuple[list[bytes], bytes]]:
     """Inputs of a target in groups, each with the one input that runs them all: up to 32 that share a tile."""
-    if target == "container":
-        return _joined(inputs, lambda data: _containers(data)[0], lambda group: b"".join(map(_first_container, group)))
     if target == "encode":
-        return _joined(sorted(inputs, key=_magnitudes), lambda data: _rows(data)[0], _joined_rows)
-    return [([data], data) for data in inputs]
-
-
-def _joined(
-    inputs: Sequence[bytes], plan_of: Callable[[bytes], object], body_of: Callable[[list[bytes]], bytes]
-) -> list[tuple[list[bytes], bytes]]:
-    by_plan: dict[int, list[bytes]] = {}
+        inputs = sorted(inputs, key=_magnitudes)
+    elif target != "container":
+        return [([data], data) for data in inputs]
+    of_kind: dict[int, list[bytes]] = {}
     for data in inputs:
-        by_plan.setdefault(id(plan_of(data)), []).append(data)
-    groups = [same[at : at + TILE] for same in by_plan.values() for at in range(0, len(same), TILE)]
-    return [(group, group[0] if len(group) == 1 else (group[0][:1] or b"\0") + body_of(group)) for group in groups]
+        of_kind.setdefault(kind_of(target, data), []).append(data)
+    body_of = _joined_rows if target == "encode" else _first_containers
+    return [
+        (group, group[0] if len(group) == 1 else bytes([kind]) + body_of(group))
+        for kind, same in of_kind.items()
+        for group in (same[at : at + TILE] for at in range(0, len(same), TILE))
+    ]
 
 
-def _first_container(data: bytes) -> bytes:
-    return _containers(data)[1][0]
+def _first_containers(group: list[bytes]) -> bytes:
+    return b"".join(_containers(data)[1][0] for data in group)
 
 
 def _joined_rows(group: list[bytes]) -> bytes:
