@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = ("atheris", "sys.monitoring", "random")
 #: Seconds of an input before there is a record of any.
-SECONDS = {"container": 5e-5, "encode": 1.2e-3, "file": 8e-4}
+SECONDS = {"container": 5e-5, "encode": 1e-3, "file": 4e-4}
 #: For a process to end by itself after its time.
 GRACE = 30
 
