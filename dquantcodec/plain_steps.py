@@ -172,10 +172,9 @@ def _letters(
     count: int, stream: Array, ends: Array, window: Array, base: int, mask: int, entries: Array, place: int,
     states: Array, precision: int, down: int,
 ) -> None:  # fmt: skip
+    # Streams of lanes follow one another.
     first, last = int(ends[0]) >> 3, (int(ends[-1]) >> 3) + 8
     data = stream[first:last].tobytes()
-    if len(data) != last - first:
-        raise IndexError(f"{last - first} bytes from {first} on, of {len(stream)}")
     key = (data, ends.tobytes(), states.tobytes(), id(window), count, int(base), int(mask), int(precision), int(down))
     known = _SEEN.get(key)
     if known is None or known[0] is not window:
@@ -194,6 +193,8 @@ def _looked_up(
     found, ended, left = [], [], []
     for end, state in zip(ends.tolist(), states.tolist()):
         at = (end >> 3) - first
+        if not 0 <= at <= len(data) - 8:
+            raise IndexError(f"8 bytes from {end >> 3} on, of {len(data)} from {first} on")
         bits = int.from_bytes(data[at : at + 8], "little") >> (end & 7)
         for _ in range(count):
             entry = window[base + (state << precision) + (bits & mask)]

@@ -23,7 +23,8 @@ from dquantcodec.file.scan import read_log, walk
 from dquantcodec.page import cut_page
 from dquantcodec.page_layout import PageLayout
 from dquantcodec.plan import make_plan
-from dquantcodec.testing.files import cut_rows, file_bytes, layers_of, reader_of, rows_of, small_plan
+from dquantcodec.testing.files import cut_rows, file_bytes, layers_of, reader_of, rows_of
+from dquantcodec.testing.plans import small_plan
 
 EXACT = [Layer(2, 3, "float32", storage="exact"), Layer(4, 3, storage="absent")]
 

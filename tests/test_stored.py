@@ -18,7 +18,7 @@ from dquantcodec.file.info import Info
 from dquantcodec.plan import Plan, make_plan
 from dquantcodec.profile import Profile
 from dquantcodec.stored import Integers, Stored, as_given
-from dquantcodec.testing.files import small_plan
+from dquantcodec.testing.plans import small_plan
 
 DTYPES = {"b": np.int8, "B": np.uint8, "H": np.uint16}
 

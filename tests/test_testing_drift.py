@@ -18,7 +18,7 @@ from dquantcodec.group_grid import grouped_positions, grouped_scale
 from dquantcodec.plan import Plan, StreamPlan, grouped
 from dquantcodec.testing import drifting, strategies
 from dquantcodec.testing.drifting import DriftCase, drift_by_library, drift_cases
-from dquantcodec.testing.files import drifting_plan, small_plan
+from dquantcodec.testing.plans import drifting_plan, small_plan
 from dquantcodec.testing.tensors import HOSTILE, hostile
 from dquantcodec.trellis_drift import drift_dependent
 

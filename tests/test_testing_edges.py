@@ -19,8 +19,9 @@ from dquantcodec.plan import StreamPlan, budget, grouped, make_plan
 from dquantcodec.profile import Profile, StreamProfile
 from dquantcodec.testing import ContainerPlan, library_decode, plain_decode, plain_encode
 from dquantcodec.testing.drifting import DriftCase, drift_by_library, drift_keeps_its_budget
-from dquantcodec.testing.files import file_bytes, reader_of, rotated_plan, small_plan
+from dquantcodec.testing.files import file_bytes, reader_of
 from dquantcodec.testing.pages import decode_page
+from dquantcodec.testing.plans import rotated_plan, small_plan
 from dquantcodec.testing.tensors import HOSTILE, hostile
 from dquantcodec.trellis_drift import drift_dependent
 

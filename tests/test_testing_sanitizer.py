@@ -15,8 +15,8 @@ from dquantcodec.cuda import launches, sources, tables
 from dquantcodec.plan import Plan, make_plan
 from dquantcodec.status import REASONS
 from dquantcodec.testing import ContainerPlan, library_decode, plain_encode
-from dquantcodec.testing.files import SMALL
 from dquantcodec.testing.fuzz import corpus_of
+from dquantcodec.testing.plans import SMALL
 
 CORPUS = Path(__file__).parent / "corpus" / "container"
 SANITIZE = ("-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")

@@ -26,7 +26,7 @@ from dquantcodec.plan import Plan, make_plan
 from dquantcodec.profile import Profile, StreamProfile
 from dquantcodec.reconstruct import reconstruct
 from dquantcodec.shares import by_threads, window_shares
-from dquantcodec.testing.files import rotated_plan, small_plan
+from dquantcodec.testing.plans import rotated_plan, small_plan
 
 THREADS = (2, 3, 16)
 #: Windows of 128: none is full, one more than full, fewer and more than threads.

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dquantcodec import plain_steps
 from dquantcodec.codec import Codec
 from dquantcodec.plan import Plan, make_plan
 from dquantcodec.profile import Profile, StreamProfile
-from dquantcodec.testing.files import drifting_plan, rotated_plan, small_plan
+from dquantcodec.testing.plans import drifting_plan, rotated_plan, small_plan
 from dquantcodec.testing.tensors import hostile
 
 #: What a process without compiler is asked to do with the plans of :func:`plans`, by the number of each.
@@ -64,3 +65,43 @@ def test_kernels_as_python_give_the_same_bytes(numbers: tuple[int, ...], tmp_pat
                     np.testing.assert_allclose(other, x, rtol=1e-4, atol=1e-5)
                 else:
                     assert other.tobytes() == x.tobytes(), (i, name)
+
+
+def test_steps_stay_within_their_arrays() -> None:
+    """Without this a kernel's wrong index would go unnoticed, or take another lane's numbers."""
+    rows, out = np.arange(64, dtype=np.uint32), np.zeros(64, np.uint32)
+    plain_steps.turn_words(rows, 0, 8, out, 0, 8)
+    assert out.reshape(8, 8).tolist() == rows.reshape(8, 8).T.tolist()
+    for at, to in ((1, 0), (0, 1), (-1, 0), (0, -1)):
+        with pytest.raises((TypeError, ValueError)):
+            plain_steps.turn_words(rows, at, 8, out, to, 8)
+    for at in (-1, 33):
+        with pytest.raises(IndexError):
+            plain_steps.copy_row(rows, at, out, 0)
+        with pytest.raises(IndexError):
+            plain_steps.pair_rows(rows, at, out, 0)
+    columns = np.zeros(256, np.float32)
+    for at in (-1, 1):
+        with pytest.raises((TypeError, ValueError)):
+            plain_steps.butterfly8(columns, at, 32)
+
+
+def taken(stream: np.ndarray, window: np.ndarray, *, end: int = 0, base: int = 0) -> list[int]:
+    """One letter of eight lanes that begin at bit ``end``, and where they end."""
+    ends, entries = np.full(8, end, np.uint64), np.zeros(32, np.uint16)
+    plain_steps.take_one(stream, ends, window, base, 1, entries, 0)
+    return [*entries[:8].tolist(), *ends.tolist()]
+
+
+def test_letters_are_looked_up_again_in_another_table() -> None:
+    stream = np.arange(16, dtype=np.uint8)
+    one, other = np.array([1 << 4 | 1, 2 << 4 | 2], np.uint16), np.array([3 << 4 | 3, 4 << 4 | 4], np.uint16)
+    for _ in range(2):
+        assert taken(stream, one) == [17] * 8 + [1] * 8
+        assert taken(stream, other) == [51] * 8 + [3] * 8
+        assert taken(stream, one, end=8) == [34] * 8 + [10] * 8
+    stream[0] = 1
+    assert taken(stream, one) == [34] * 8 + [2] * 8
+    for window, end, base in ((one, 72, 0), (one, 0, 1)):
+        with pytest.raises(IndexError):
+            taken(stream, window, end=end, base=base)

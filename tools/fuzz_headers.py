@@ -34,8 +34,8 @@ import numpy as np
 
 from dquantcodec.cuda import launches, tables
 from dquantcodec.plan import make_plan
-from dquantcodec.testing.files import SMALL
 from dquantcodec.testing.fuzz import Run, corpus_of, record
+from dquantcodec.testing.plans import SMALL
 from dquantcodec.testing.targets import bases
 
 ROOT = Path(__file__).parents[1]

@@ -67,7 +67,8 @@ def main() -> int:
         folder = Path(scratch)
         if chosen.new:
             with tarfile.open(chosen.new) as stored:
-                stored.extractall(folder / "corpus", filter="data")
+                for name in ("corpus", "new"):
+                    stored.extractall(folder / name, filter="data")
         for target in set(shares):
             shutil.copytree(ROOT / "tests" / "corpus" / target, folder / "corpus" / target, dirs_exist_ok=True)
         made = run_all(shares, lacking, sum(run["inputs"] for run in runs), chosen.seconds, folder)

@@ -8,6 +8,7 @@ case again.  ``docs/fuzzing.md`` works one through.  The parts:
 - :mod:`~dquantcodec.testing.containers`, :mod:`~dquantcodec.testing.coders`, :mod:`~dquantcodec.testing.groups`,
   :mod:`~dquantcodec.testing.trellises`, :mod:`~dquantcodec.testing.pages`: the format in plain Python, and exact rates;
 - :mod:`~dquantcodec.testing.properties`, :mod:`~dquantcodec.testing.drifting`: what must hold, a function each;
+- :mod:`~dquantcodec.testing.plans`: plans of a few values;
 - :mod:`~dquantcodec.testing.files`: small files, mutations of files, and a model of writer and reader;
 - :mod:`~dquantcodec.testing.lives`: a model of a file that is appended to, rewound, repacked and resharded;
 - :mod:`~dquantcodec.testing.fuzz`: coverage-guided fuzzing, ``python -m dquantcodec.testing.fuzz``.

@@ -110,7 +110,7 @@ def fuzz_at_random(
     With ``branches``, entered, inputs that see something new are mutated too, and written to ``save``.  A failing input
     is written to ``failing``, its error raised; inputs that ran together and fail only so are one input.
     """
-    from .targets import MOST_BYTES, kind_of, seeds, together
+    from .targets import kind_of, longest, seeds, together
 
     rng = random.Random(seed)
     runs, end = 0, time.monotonic() + seconds
@@ -127,7 +127,7 @@ def fuzz_at_random(
             break
         weights = _weights(kinds, costs, quickest)
         parents = rng.choices(inputs, weights, k=AT_ONCE if most is None else min(AT_ONCE, most - runs))
-        made = [mutated(data, rng.choice(inputs), rng)[:MOST_BYTES] for data in parents]
+        made = [mutated(data, rng.choice(inputs), rng)[: longest(target)] for data in parents]
         if branches is not None:
             branches.fresh()
             branches.watch(both=turn % BRANCHES_EVERY == 0)
@@ -210,7 +210,7 @@ def fuzz_by_coverage(
     target: str, seconds: float, folder: Path | None, save: Path | None, failing: Path
 ) -> tuple[int, int, int]:
     """Atheris for ``seconds``, in a process of its own; its exit status, how many inputs it ran, branches it saw."""
-    from .targets import MOST_BYTES
+    from .targets import longest
 
     with tempfile.TemporaryDirectory() as scratch:
         first = Path(scratch) / "corpus"
@@ -221,7 +221,7 @@ def fuzz_by_coverage(
         kept.mkdir()
         command = [
             sys.executable, "-c", _WITH_ATHERIS, target, str(kept), str(first), f"-max_total_time={round(seconds)}",
-            f"-max_len={MOST_BYTES}", "-print_final_stats=1", "-timeout=60", "-rss_limit_mb=3000",
+            f"-max_len={longest(target)}", "-print_final_stats=1", "-timeout=60", "-rss_limit_mb=3000",
             f"-exact_artifact_path={failing}",
         ]  # fmt: skip
         runs = seen = 0

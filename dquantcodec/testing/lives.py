@@ -21,7 +21,8 @@ from ..file import open as open_file
 from ..file.reader import Reader
 from ..file.tensor import LayerReader
 from ..page_layout import KINDS
-from .files import SMALL, Rows, cut_rows, rows_of
+from .files import Rows, cut_rows, rows_of
+from .plans import SMALL
 
 #: Two head groups, so that two ranks can share the pages without a new coding.
 LAYERS = (

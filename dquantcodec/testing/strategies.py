@@ -25,7 +25,7 @@ from ..profile import Profile, StreamProfile
 from ..rotate import random_signs
 from . import groups, trellises
 from .containers import ContainerPlan, plain_encode, plain_words
-from .files import drifting_plan
+from .plans import drifting_plan
 from .tensors import HOSTILE, hostile
 
 #: Kinds of container plans, in the order in which failing ones are made simpler.

@@ -27,10 +27,11 @@ from ..plan import Plan
 from ..profile import TILE
 from ..rotate import random_signs
 from .containers import ContainerPlan, library_decode_tile, plain_decode
-from .files import drifting_plan, file_bytes, files_open_or_say_why, repaired, rotated_plan, small_plan
+from .files import file_bytes, files_open_or_say_why, repaired
 from .pages import decode_page
+from .plans import drifting_plan, rotated_plan, small_plan
 
-#: Larger inputs say nothing that smaller ones do not.
+#: See :func:`longest`.
 MOST_BYTES = 1 << 15
 #: Tokens of an input of ``encode``.
 MOST_TOKENS = 96
@@ -293,6 +294,11 @@ def kind_of(target: str, data: bytes) -> int:
     """The plan that the first byte of an input chooses; 0 where there is no choice."""
     plans = {"container": container_plans, "encode": page_plans}
     return (data[0] if data else 0) % len(plans[target]()) if target in plans else 0
+
+
+def longest(target: str) -> int:
+    """Bytes of an input: larger ones say nothing that smaller ones do not."""
+    return 1 + 24 * max(plan.values for plan in page_plans()) if target == "encode" else MOST_BYTES
 
 
 def together(target: str, inputs: Sequence[bytes]) -> list[tuple[list[bytes], bytes]]:
