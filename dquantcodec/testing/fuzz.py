@@ -113,7 +113,7 @@ def fuzz_at_random(
     from .targets import kind_of, longest, seeds, together
 
     rng = random.Random(seed)
-    runs, end = 0, time.monotonic() + seconds
+    runs, end, most_bytes = 0, time.monotonic() + seconds, longest(target)
     inputs = corpus_of(target, folder)
     for data in inputs:
         _run(target, [data], data, failing)
@@ -127,7 +127,7 @@ def fuzz_at_random(
             break
         weights = _weights(kinds, costs, quickest)
         parents = rng.choices(inputs, weights, k=AT_ONCE if most is None else min(AT_ONCE, most - runs))
-        made = [mutated(data, rng.choice(inputs), rng)[: longest(target)] for data in parents]
+        made = [mutated(data, rng.choice(inputs), rng)[:most_bytes] for data in parents]
         if branches is not None:
             branches.fresh()
             branches.watch(both=turn % BRANCHES_EVERY == 0)
