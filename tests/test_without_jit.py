@@ -14,7 +14,7 @@ from dquantcodec import plain_steps
 from dquantcodec.codec import Codec
 from dquantcodec.plan import Plan, make_plan
 from dquantcodec.profile import Profile, StreamProfile
-from dquantcodec.testing.plans import drifting_plan, rotated_plan, small_plan
+from dquantcodec.testing.plans import drifting_plan, rans_plan, rotated_plan, small_plan
 from dquantcodec.testing.tensors import hostile
 
 #: What a process without compiler is asked to do with the plans of :func:`plans`, by the number of each.
@@ -33,7 +33,7 @@ def plans() -> list[Plan]:
     """Both coders, both grids, groups, a trellis, every form of the rotation's steps."""
     wide = Profile(StreamProfile(6, 560, "rans", mean=True), StreamProfile(5, 480, letter=2), window=32, substreams=2)
     rotated = [make_plan(wide, 2, 12), make_plan(wide, 1, 80), rotated_plan()]
-    return [*rotated, small_plan(), small_plan(4), drifting_plan(), drifting_plan(4)]
+    return [*rotated, small_plan(), small_plan(4), drifting_plan(), drifting_plan(4), rans_plan()]
 
 
 def coded(number: int) -> dict[str, np.ndarray]:
@@ -50,7 +50,7 @@ def coded(number: int) -> dict[str, np.ndarray]:
     return {"pages": pages.data, "keys": decoded[0], "values": decoded[1], "half": half, "out": output, "lse": lse}
 
 
-@pytest.mark.parametrize("numbers", [(0, 1, 2), (3, 4, 5, 6)], ids=["rotated", "grouped"])
+@pytest.mark.parametrize("numbers", [(0, 1, 2, 7), (3, 4, 5, 6)], ids=["rotated", "grouped"])
 def test_kernels_as_python_give_the_same_bytes(numbers: tuple[int, ...], tmp_path: Path) -> None:
     """CI runs this with ``NUMBA_BOUNDSCHECK=1``, too: then compiled kernels check every index."""
     out = tmp_path / "coded.npz"

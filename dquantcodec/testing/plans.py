@@ -83,3 +83,13 @@ def _grouped_plan(
 def rotated_plan(tiny: bool = False) -> Plan:
     """The plan of :data:`SMALL` for two heads of eight; ``tiny`` for one of four."""
     return make_plan(SMALL, 1, 4) if tiny else make_plan(SMALL, 2, 8)
+
+
+@lru_cache(maxsize=1)
+def rans_plan() -> Plan:
+    """A plan of one head of twelve, which has a Paley factor, whose tokens take up to three words beyond the state."""
+    profile = Profile(
+        key=StreamProfile(11, 690, "rans", letter=2, mean=True), value=StreamProfile(16, 860, "rans", letter=1),
+        window=32, substreams=1, name="words",
+    )  # fmt: skip
+    return make_plan(profile, 1, 12)

@@ -29,7 +29,7 @@ from ..rotate import random_signs
 from .containers import ContainerPlan, library_decode_tile, plain_decode
 from .files import file_bytes, files_open_or_say_why, repaired
 from .pages import decode_page
-from .plans import drifting_plan, rotated_plan, small_plan
+from .plans import drifting_plan, rans_plan, rotated_plan, small_plan
 
 #: See :func:`longest`.
 MOST_BYTES = 1 << 15
@@ -227,14 +227,12 @@ def _containers(data: bytes) -> tuple[ContainerPlan, list[bytes]]:
 @lru_cache(maxsize=1)
 def page_plans() -> tuple[Plan, ...]:
     """The plans that the target ``encode`` takes by its first byte."""
-    return tuple(
-        plan
+    sizes = [
+        (rotated_plan(tiny), small_plan(tiny=tiny), small_plan(4, tiny), drifting_plan(tiny=tiny),
+         drifting_plan(4, tiny=tiny))
         for tiny in (False, True)
-        for plan in (
-            rotated_plan(tiny), small_plan(tiny=tiny), small_plan(4, tiny), drifting_plan(tiny=tiny),
-            drifting_plan(4, tiny=tiny),
-        )
-    )  # fmt: skip
+    ]  # fmt: skip
+    return *sizes[0], *sizes[1], rans_plan()
 
 
 @lru_cache(maxsize=16)
