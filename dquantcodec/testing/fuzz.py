@@ -286,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record(chosen.json, Run(
             chosen.target, engine, runs, time.monotonic() - begun, seen, int(status != 0),
             f"python -m dquantcodec.testing.fuzz {chosen.target} "
-            + (f"--time {chosen.time:g}" if chosen.inputs is None else f"--inputs {chosen.inputs}"),
+            + f"--time {chosen.time:g}{'' if chosen.inputs is None else f' --inputs {chosen.inputs}'}",
         ))  # fmt: skip
     return status
 
