@@ -34,10 +34,11 @@ bias squared plus an eighth of the noise is least. Keys keep least squares, and 
 
 **Variance classes instead of the rotation.** A rotation makes all channels alike, which one table serves well, and
 throws away that channels differ. Here every channel keeps its variance. All channels of a token share one step; a
-channel's class is its standard deviation in steps, from a ladder of quarter octaves. Wide channels get many levels,
-narrow ones few, and channels that would always be zero none. Eight letters with fields of the same classes form a group
-with a table of its own. The classes come from the tokens themselves and are stored with the plan; the library takes
-them from a sample of a file, an engine once per model.
+channel's class is its standard deviation in steps, from a ladder of quarter octaves, or more where its rare values are
+larger than a normal channel's: a class reaches all but two of a thousand. Wide channels get many levels, narrow ones
+few, and channels that would always be zero none. Eight letters with fields of the same classes form a group with a
+table of its own. The classes come from the tokens themselves and are stored with the plan; the library takes them from
+a sample of a file, an engine once per model.
 
 **Nothing is clipped.** A value beyond the last level of its class is rare and large, and attention looks at just those:
 the table of limits says what clipping them costs. A token with such a value takes a larger step instead, so that the
