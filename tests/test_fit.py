@@ -263,14 +263,20 @@ def test_any_geometry_is_fitted_and_coded(heads: int, dim: int, name: str) -> No
         assert float(((got - put[:40]) ** 2).sum()) < most * float((put[:40] ** 2).sum())
 
 
-def test_containers_that_cannot_hold_zeros_stay_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_containers_take_a_larger_step_or_stay_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty-five channels in two words; seven channels of a head make letters of one field only."""
-    monkeypatch.setattr(fit, "better_rotated", lambda *_: False)
     keys, values = normal(64, random_spread(5, 7))
-    plan, rotated = fit_plan("1.96", keys, values), make_plan(PROFILES["1.96"], 5, 7)
-    assert plan.key is rotated.key and plan.value is rotated.value
+    plan = fit_plan("1.96", keys, values)
+    for stream in (plan.key, plan.value):
+        assert zero_bits(grouping_of(stream)).sum() <= fit.MOST_ZEROS * (32 * stream.words - 1)
     codec = Codec(plan)
     assert codec.check(codec.encode(keys, values)) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(fit, "SHARES", fit.SHARES[:1])
+        assert fit_plan("1.96", keys, values).key.grouping is None
+    monkeypatch.setattr(fit, "MOST_ZEROS", 0.05)
+    plan, rotated = fit_plan("1.96", keys, values), make_plan(PROFILES["1.96"], 5, 7)
+    assert plan.key is rotated.key and plan.value is rotated.value
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.sampled_from([1, 3, 8, 20, 33, 64]), st.floats(0, 3))
