@@ -261,6 +261,11 @@ NOT_DONE = """
   the decoder. The format keeps fields for them; the library has none.
 - A list of exceptions (token, channel, value) in place of the larger step. It was measured on the texts that choices
   were made on, after everything else, and on no other.
+- A trellis of 8 states better than one of 4 at the keys' rate. On normal values in 331 bytes of 1024 it leaves 3.35 %,
+  where 3.27 % was aimed at and 4 states leave 3.30 %; at the values' 231 bytes it is the better one (9.81 % beside
+  9.98 %). A table's entry has 16 bits for state, fields and length. Three bits of state leave nine for fields, one
+  value of 11 levels, and whole-bit codes of single values lose 0.044 bits; codes of two values, as with 4 states,
+  0.020.
 - Two small models were measured. Their keys and values differ from those of large ones in number of heads and size;
   ratios on 8-billion-parameter models may be smaller.
 """
