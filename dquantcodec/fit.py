@@ -1,8 +1,8 @@
 """Fitting a plan to data: variance classes, the order of channels, shapes of groups and their letter tables.
 
-Nothing is trained: what is taken from the data is one standard deviation per channel, and it is stored with the plan,
-so any tokens of the same layer will do.  A file fits its layers to its own first tokens or to a sample; an engine fits
-once per model and keeps the plans.
+Nothing is trained: what is taken from the data is the standard deviation of every channel and how large its rare values
+are.  The plan stores what follows from them, so any tokens of the same layer will do.  A file fits its layers to its
+own first tokens or to a sample; an engine fits once per model and keeps the plans.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import means
 from .arrays import as_tensor, check_finite, to_float32
-from .classes import LEAST_ENTROPY, deviation, nearest
+from .classes import LEAST_ENTROPY, REACH, deviation, nearest
 from .coding_loss import better_rotated
 from .encode import page_exponent
 from .errors import InputError
@@ -35,6 +35,8 @@ from .table_choice import Classes, Family, choose_tables, expected, field_room
 SHARES = (1.0, 0.8, 0.6, 0.45, 0.3)
 #: Where levels of zero alone take more of a container than this, letters are too few to tell channels apart.
 MOST_ZEROS = 0.85
+#: The part of a channel's values that may lie beyond its class: a token with one of them takes a larger step.
+RARE = 0.002
 #: Windows of a sample from a long sequence.
 SAMPLE_WINDOWS = 8
 
@@ -95,14 +97,15 @@ def sample_windows(tokens: int, sequences: int, window: int) -> Iterator[tuple[i
 def fit_stream(x: NDArray[np.float32], profile: StreamProfile, plan: Plan, stream: StreamPlan) -> StreamPlan:
     """``stream`` with a grouping fitted to float32 ``[T, H, D]``; as it is without a rule or anything to fit to."""
     rule = profile.classes
-    sigma = deviations(x, plan.window, stream.mean) if rule else None
-    if rule is None or sigma is None:
+    rows = unit_rows(x, plan.window, stream.mean) if rule else None
+    if rule is None or rows is None:
         return stream
     bits = 32 * stream.words - 1
-    sigma = sigma.reshape(plan.kv_heads, plan.head_dim)
-    # A loud head has no more than its own sub-stream: then a larger step for all.
-    for share in SHARES if stream.substreams > 1 else SHARES[:1]:
-        found = _Search(sigma, rule, profile.states, stream.gain, share * bits * stream.substreams * FILL).run()
+    sigma, width = (a.reshape(plan.kv_heads, plan.head_dim) for a in (deviations(rows), widths(rows)))
+    # A loud head has no more than its own sub-stream, and in a small container zeros of wide channels are dear: then a
+    # larger step for all.
+    for share in SHARES:
+        found = _Search(sigma, width, rule, profile.states, stream.gain, share * bits * stream.substreams * FILL).run()
         grouping = found.grouping(stream.substreams)
         zeros = zero_bits(grouping).reshape(stream.substreams, -1).sum(axis=1).max()
         if zeros <= MOST_ZEROS * bits:
@@ -112,10 +115,10 @@ def fit_stream(x: NDArray[np.float32], profile: StreamProfile, plan: Plan, strea
     return stream
 
 
-def deviations(x: NDArray[np.float32], window: int, mean: bool) -> NDArray[np.float64] | None:
-    """Standard deviation of every channel, float64 ``[n]``, of tokens scaled to a root mean square of one.
+def unit_rows(x: NDArray[np.float32], window: int, mean: bool) -> NDArray[np.float64] | None:
+    """Tokens of ``x`` float32 ``[T, H, D]`` scaled to a root mean square of one, float64 ``[T, n]``.
 
-    Taken about the means that encoding removes.  None if all tokens are zero.
+    Less the means that encoding removes.  Without tokens that are zero; None if all are.
     """
     rows = []
     for first in range(0, len(x), window):
@@ -127,22 +130,47 @@ def deviations(x: NDArray[np.float32], window: int, mean: bool) -> NDArray[np.fl
     flat = np.concatenate(rows) if rows else np.zeros((0, 1))
     energy = (flat * flat).mean(axis=1)
     flat = flat[energy > 0] / np.sqrt(energy[energy > 0])[:, None]
-    return np.sqrt((flat * flat).mean(axis=0)) if len(flat) else None
+    return flat if len(flat) else None
+
+
+def deviations(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Standard deviation ``[n]`` of every channel, about zero."""
+    sigma: NDArray[np.float64] = np.sqrt((rows * rows).mean(axis=0))
+    return sigma
+
+
+def widths(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The deviation ``[n]`` that every channel's class is made for: its own, or more if too many values are too large.
+
+    A class reaches :data:`REACH` deviations.  A token with a value beyond takes a larger step, at the cost of all its
+    other values; where that would happen to more than :data:`RARE` of the tokens for one channel alone, the bits of a
+    wider class are the smaller price.
+    """
+    rank = len(rows) - max(1, round(RARE * len(rows)))
+    largest = np.partition(np.abs(rows), rank, axis=0)[rank]
+    width: NDArray[np.float64] = np.maximum(deviations(rows), largest / REACH)
+    return width
 
 
 @dataclass(frozen=True)
 class _Band:
-    """Fields of the channels that stand ``first`` to ``first + letters`` in every head's falling order."""
+    """Fields of the channels that stand ``first`` to ``first + letters`` in every head's falling order.
+
+    ``classes`` and ``sources`` have one class a head: the one that channels are given by their widths, and the one
+    nearest to their deviations.
+    """
 
     first: int
     letters: int
-    classes: Classes  # one a head
+    classes: Classes
+    sources: Classes
     field_bits: int
 
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """What a search settled on; ``bits`` of every head, ``wanted`` and ``tables`` of its groups."""
+    """What a search settled on; ``bits`` of every head, ``wanted`` and ``tables`` of its groups.  ``surplus`` is what
+    all bits are above the entropy of the channels."""
 
     step: float
     order: NDArray[np.int64]
@@ -150,6 +178,7 @@ class _Found:
     wanted: list[list[Classes]]
     tables: dict[Classes, tuple[Classes, int]]
     bits: list[float]
+    surplus: float
     family: Family
     gain: str
 
@@ -225,8 +254,16 @@ def with_heads_in_one_order(plan: Plan) -> Plan:
 class _Search:
     """The step at which the letters of a typical token fill the container, and the groups at that step."""
 
-    def __init__(self, sigma: NDArray[np.float64], rule: ClassRule, states: int, gain: str, bits: float) -> None:
-        self.sigma, self.rule, self.gain, self.bits = sigma, rule, gain, bits
+    def __init__(
+        self,
+        sigma: NDArray[np.float64],
+        width: NDArray[np.float64],
+        rule: ClassRule,
+        states: int,
+        gain: str,
+        bits: float,
+    ) -> None:
+        self.sigma, self.width, self.rule, self.gain, self.bits = sigma, width, rule, gain, bits
         self.family = Family(rule.source, states)
         self.known = self.family.known
         self.entropies = self.family.entropies()
@@ -245,39 +282,50 @@ class _Search:
                 else:
                     high = step
             found = self.at(round(high, 4))
-            surplus = sum(found.bits) - self.entropy(found.step)
+            surplus = found.surplus
         return found
 
     def entropy(self, step: float) -> float:
         """Bits of a token, were every channel coded at the entropy of its standard deviation."""
-        sigma = np.log(np.maximum(self.sigma / step, 1e-9))
-        return float(np.interp(sigma, self.logarithms, self.entropies).sum())
+        return self._entropy(self.sigma / step)
+
+    def _entropy(self, sigma: NDArray[np.float64]) -> float:
+        return float(np.interp(np.log(np.maximum(sigma, 1e-9)), self.logarithms, self.entropies).sum())
 
     def at(self, step: float) -> _Found:
-        order = np.argsort(-self.sigma, axis=1, kind="stable")
-        sigma = np.take_along_axis(self.sigma, order, axis=1) / step
-        groups = join(self.bands(sigma), min(self.rule.field_bits, field_room(self.family)))
-        heads = range(len(sigma))
+        order = np.argsort(-self.width, axis=1, kind="stable")
+        sigma, width = (np.take_along_axis(a, order, axis=1) / step for a in (self.sigma, self.width))
+        groups = join(self.bands(sigma, width), min(self.rule.field_bits, field_room(self.family)))
+        heads = range(len(width))
         wanted = [[tuple(band.classes[h] for band in group) for group in groups] for h in heads]
+        sources = [[tuple(band.sources[h] for band in group) for group in groups] for h in heads]
         letters: Counter[Classes] = Counter()
         for row in wanted:
             for t, group in zip(row, groups):
                 letters[t] += group[0].letters
         tables = choose_tables(letters, self.rule, self.family)
-        bits = [sum(g[0].letters * expected(t, *tables[t], self.family) for t, g in zip(row, groups)) for row in wanted]
-        return _Found(step, order, groups, wanted, tables, bits, self.family, self.gain)
+        count = [group[0].letters for group in groups]
+        bits = [
+            sum(n * expected(s, *tables[t], self.family) for s, t, n in zip(own, row, count))
+            for own, row in zip(sources, wanted)
+        ]
+        # Beside the entropies of the same classes, so that it does not matter how near a deviation is to its class.
+        ideal = sum(n * float(self.entropies[list(s)].sum()) for own in sources for s, n in zip(own, count))
+        left_out = self._entropy(sigma[:, sum(n * len(group) for n, group in zip(count, groups)) :])
+        return _Found(step, order, groups, wanted, tables, bits, sum(bits) - ideal - left_out, self.family, self.gain)
 
-    def bands(self, sigma: NDArray[np.float64]) -> list[_Band]:
-        """Eight channels each, of as many as any head has worth coding; ``sigma`` in steps, falling."""
-        dim = sigma.shape[1]
-        worth = int((sigma >= deviation(self.least) / math.sqrt(math.sqrt(1.5))).sum(axis=1).max())
+    def bands(self, sigma: NDArray[np.float64], width: NDArray[np.float64]) -> list[_Band]:
+        """Eight channels each, of as many as any head has worth coding; both in steps, ``width`` falling."""
+        dim = width.shape[1]
+        worth = int((width >= deviation(self.least) / math.sqrt(math.sqrt(1.5))).sum(axis=1).max())
         coded = min(dim, max(4, -(-worth // 4) * 4))
         bands = []
         for first in range(0, coded, MAX_GROUP_LETTERS):
-            part = sigma[:, first : min(first + MAX_GROUP_LETTERS, coded)]
-            found = np.maximum(nearest(np.sqrt((part * part).mean(axis=1))), self.least)
-            width = max(self.known[c].field_bits for c in found)
-            bands.append(_Band(first, part.shape[1], tuple(found.tolist()), width))
+            part = slice(first, min(first + MAX_GROUP_LETTERS, coded))
+            sources, classes = (nearest(np.sqrt(np.square(a[:, part]).mean(axis=1))) for a in (sigma, width))
+            classes = np.maximum(classes, self.least)
+            field_bits = max(self.known[c].field_bits for c in classes)
+            bands.append(_Band(first, part.stop - first, tuple(classes.tolist()), tuple(sources.tolist()), field_bits))
         return bands
 
 

@@ -17,9 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dquantcodec.classes import COUNT, LEAST_ENTROPY, classes, deviation, nearest
+from dquantcodec import fit
+from dquantcodec.classes import COUNT, LEAST_ENTROPY, REACH, classes, deviation, nearest
 from dquantcodec.codec import Codec
-from dquantcodec.fit import balanced, deviations, fit_plan, join, sample_windows, zero_bits
+from dquantcodec.fit import balanced, deviations, fit_plan, join, sample_windows, unit_rows, widths, zero_bits
+from dquantcodec.group_arrays import group_arrays
 from dquantcodec.grouping import Grouping
 from dquantcodec.plan import StreamPlan, make_plan
 from dquantcodec.profile import PROFILES, ClassRule
@@ -82,13 +84,14 @@ def test_each_band_of_equal_channels_takes_its_class() -> None:
         assert not any(channel in by_channel for channel in np.flatnonzero(spread.reshape(-1) < 0.01))
 
 
-def test_channels_stand_in_falling_order_of_their_deviation() -> None:
+def test_channels_stand_in_falling_order_of_their_width() -> None:
     keys, values = normal(1024, random_spread(4, 64))
     plan = fit_plan("2.26", keys, values)
     for x, stream in ((keys, plan.key), (values, plan.value)):
         grouping = grouping_of(stream)
-        found = deviations(x, plan.window, stream.mean)
-        assert found is not None
+        rows = unit_rows(x, plan.window, stream.mean)
+        assert rows is not None
+        found = widths(rows)
         for order in grouping.order.astype(int):
             sigma = found[order].tolist()
             at = 0
@@ -118,11 +121,57 @@ def test_deviations_are_those_of_scaled_tokens_about_their_windows_means() -> No
             flat = np.concatenate([part - part.mean(axis=0) for part in (flat[:128], flat[128:])])
         energy = (flat**2).mean(axis=1, keepdims=True)
         kept = flat[energy[:, 0] > 0] / np.sqrt(energy[energy[:, 0] > 0])
-        found = deviations(x, 128, mean)
-        np.testing.assert_allclose(found, np.sqrt((kept**2).mean(axis=0)), rtol=0.02)
+        rows = unit_rows(x, 128, mean)
+        assert rows is not None
+        np.testing.assert_allclose(deviations(rows), np.sqrt((kept**2).mean(axis=0)), rtol=0.02)
     # Powers of two change nothing; silence tells nothing.
-    np.testing.assert_allclose(deviations(x * np.float32(2.0**100), 128, True), deviations(x, 128, True), rtol=2e-3)
-    assert deviations(x * 0, 128, True) is None and deviations(x[:0], 128, False) is None
+    found, huge = unit_rows(x, 128, True), unit_rows(x * np.float32(2.0**100), 128, True)
+    assert found is not None and huge is not None
+    np.testing.assert_allclose(deviations(huge), deviations(found), rtol=2e-3)
+    assert unit_rows(x * 0, 128, True) is None and unit_rows(x[:0], 128, False) is None
+
+
+def test_rare_large_values_widen_a_channel_and_usual_tails_do_not() -> None:
+    rng = np.random.default_rng(8)
+    rows = rng.standard_normal((2000, 40))
+    # In 1 of 100 tokens: the deviation grows to 1.4, of which 3.5 reach half as far.
+    rows[:, 7] = np.where(rng.random(2000) < 0.01, 10.0, rows[:, 7])
+    # In 1 of 1000, few enough to stretch those tokens instead.
+    rows[:2, 9] = 50.0
+    found, sigma = widths(rows), deviations(rows)
+    assert found[7] == pytest.approx(10 / REACH)
+    assert sigma[7] < 1.6
+    usual = np.delete(np.arange(40), 7)
+    # The fourth largest of 2000 normal values lies three deviations away, give or take a half.
+    assert (found[usual] >= sigma[usual]).all() and (found[usual] <= 1.1 * sigma[usual]).all()
+
+
+def test_tokens_whose_channels_have_heavy_tails_keep_their_step() -> None:
+    keys, values = normal(1024, random_spread(2, 64))
+    rng = np.random.default_rng(9)
+    heavy = np.where(rng.random(keys.shape) < 0.01, 8, 1).astype(np.float32)
+    heavy[..., ::2] = 1
+    plan = fit_plan("2.26", keys * heavy, values * heavy)
+    for x, stream in ((keys * heavy, plan.key), (values * heavy, plan.value)):
+        rows = unit_rows(x, plan.window, stream.mean)
+        assert rows is not None
+        reach = group_arrays(grouping_of(stream)).reach
+        beyond = np.abs(rows)[:, reach > 0] > reach[reach > 0] * stream.step
+        # Without wider classes three tokens of ten have such a value.
+        assert beyond.any(axis=1).mean() < 0.2
+
+
+def test_the_step_does_not_jump_between_classes() -> None:
+    """All channels are alike, so all pass from one class to the next at once, where the codes of both cost alike."""
+    x, _ = normal(1024, np.ones((8, 128)))
+    steps = []
+    for container in range(220, 340, 8):
+        stream = replace(PROFILES["2.26"].value, container=container)
+        steps.append(fit_plan(replace(PROFILES["2.26"], key=stream, value=stream, substreams=1), x, x).value.step)
+    # Eight bytes more of 1024 values: a sixteenth of a bit.
+    ratios = np.array(steps[1:]) / steps[:-1]
+    print(np.round(ratios, 4).tolist())
+    assert ratios.max() < 0.97 and ratios.min() > 0.94
 
 
 def test_the_step_lets_typical_tokens_fill_their_containers() -> None:
@@ -214,13 +263,20 @@ def test_any_geometry_is_fitted_and_coded(heads: int, dim: int, name: str) -> No
         assert float(((got - put[:40]) ** 2).sum()) < most * float((put[:40] ** 2).sum())
 
 
-def test_containers_that_cannot_hold_zeros_stay_rotated() -> None:
+def test_small_containers_take_a_larger_step_or_stay_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty-five channels in two words; seven channels of a head make letters of one field only."""
     keys, values = normal(64, random_spread(5, 7))
-    plan, rotated = fit_plan("1.96", keys, values), make_plan(PROFILES["1.96"], 5, 7)
-    assert plan.key is rotated.key and plan.value.grouping is not None
+    plan = fit_plan("1.96", keys, values)
+    for stream in (plan.key, plan.value):
+        assert zero_bits(grouping_of(stream)).sum() <= fit.MOST_ZEROS * (32 * stream.words - 1)
     codec = Codec(plan)
     assert codec.check(codec.encode(keys, values)) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(fit, "SHARES", fit.SHARES[:1])
+        assert fit_plan("1.96", keys, values).key.grouping is None
+    monkeypatch.setattr(fit, "MOST_ZEROS", 0.05)
+    plan, rotated = fit_plan("1.96", keys, values), make_plan(PROFILES["1.96"], 5, 7)
+    assert plan.key is rotated.key and plan.value is rotated.value
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.sampled_from([1, 3, 8, 20, 33, 64]), st.floats(0, 3))

@@ -292,6 +292,7 @@ def test_an_ideal_scalar_quantiser_loses_a_quarter_of_a_bit_at_high_rates() -> N
         ("key", "prefix, 11 levels, letters of 2, p = 13", 4.1),
         ("value", "rans, 7 levels, letters of 2, p = 12", 12.1),
         ("key", "trellis of 4 states", 3.35),
+        ("value", "trellis of 8 states", 9.85),
     ],
 )
 def test_normal_streams_in_the_papers_containers(kind: str, name: str, most: float) -> None:

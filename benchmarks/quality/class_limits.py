@@ -49,7 +49,8 @@ LISTED_BYTES = 5
 class Variant:
     """A change of the classes: what a :class:`ClassRule` can say, how far levels reach in standard deviations, and
     whether values beyond are clipped instead of stretching the token's step, or clipped and listed: kept exactly, at
-    :data:`LISTED_BYTES` each; and how many of 1024 values' bytes move from values to keys."""
+    :data:`LISTED_BYTES` each; what part of a channel's values may lie beyond its class (all: a class follows from the
+    standard deviation alone); and how many of 1024 values' bytes move from values to keys."""
 
     name: str
     field_bits: int = 10
@@ -58,6 +59,7 @@ class Variant:
     reach: float = classes.REACH
     clip: bool = False
     listed: bool = False
+    rare: float = fit.RARE
     moved: int = 0
 
     def profile(self) -> Profile:
@@ -75,6 +77,7 @@ class Variant:
 
 VARIANTS = (
     Variant("as it is"),
+    Variant("classes of deviations alone", rare=1.0),
     Variant("clipped at 3 deviations", reach=3.0, clip=True),
     Variant("clipped at 3.5 deviations", clip=True),
     Variant("clipped at 4.5 deviations", reach=4.5, clip=True),
@@ -102,6 +105,8 @@ def designed(variant: Variant) -> Iterator[None]:
     with (
         mock.patch.object(encode, "grouped_scale", scale),
         mock.patch.object(encode, "grouped_positions", positions),
+        mock.patch.object(fit, "REACH", variant.reach),
+        mock.patch.object(fit, "RARE", variant.rare),
         mock.patch.object(table_choice, "dependent_classes", lambda source, _states: known[source]),
     ):
         yield

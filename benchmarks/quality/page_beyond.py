@@ -34,10 +34,11 @@ bias squared plus an eighth of the noise is least. Keys keep least squares, and 
 
 **Variance classes instead of the rotation.** A rotation makes all channels alike, which one table serves well, and
 throws away that channels differ. Here every channel keeps its variance. All channels of a token share one step; a
-channel's class is its standard deviation in steps, from a ladder of quarter octaves. Wide channels get many levels,
-narrow ones few, and channels that would always be zero none. Eight letters with fields of the same classes form a group
-with a table of its own. The classes come from the tokens themselves and are stored with the plan; the library takes
-them from a sample of a file, an engine once per model.
+channel's class is its standard deviation in steps, from a ladder of quarter octaves, or more where its rare values are
+larger than a normal channel's: a class reaches all but two of a thousand. Wide channels get many levels, narrow ones
+few, and channels that would always be zero none. Eight letters with fields of the same classes form a group with a
+table of its own. The classes come from the tokens themselves and are stored with the plan; the library takes them from
+a sample of a file, an engine once per model.
 
 **Nothing is clipped.** A value beyond the last level of its class is rare and large, and attention looks at just those:
 the table of limits says what clipping them costs. A token with such a value takes a larger step instead, so that the
@@ -260,6 +261,11 @@ NOT_DONE = """
   the decoder. The format keeps fields for them; the library has none.
 - A list of exceptions (token, channel, value) in place of the larger step. It was measured on the texts that choices
   were made on, after everything else, and on no other.
+- A trellis of 8 states better than one of 4 at the keys' rate. On normal values in 331 bytes of 1024 it leaves 3.35 %,
+  where 3.27 % was aimed at and 4 states leave 3.30 %; at the values' 231 bytes it is the better one (9.81 % beside
+  9.98 %). A table's entry has 16 bits for state, fields and length. Three bits of state leave nine for fields, one
+  value of 11 levels, and whole-bit codes of single values lose 0.044 bits; codes of two values, as with 4 states,
+  0.020.
 - Two small models were measured. Their keys and values differ from those of large ones in number of heads and size;
   ratios on 8-billion-parameter models may be smaller.
 """
