@@ -207,6 +207,7 @@ def tool(name: str) -> ModuleType:
     path = TESTS.parent / "tools" / f"{name}.py"
     if not path.exists():
         pytest.skip(f"tools/{name}.py is not beside the tests")
+    sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
