@@ -267,6 +267,16 @@ def test_the_guide_has_the_runs_on_record(fuzz_headers: ModuleType, tmp_path: Pa
     assert copy.read_bytes() == GUIDE.read_bytes()
 
 
+def test_the_guide_has_the_coverage_on_record(tmp_path: Path) -> None:
+    branch_coverage = tool("branch_coverage")
+    copy = tmp_path / "fuzzing.md"
+    copy.write_bytes(GUIDE.read_bytes())
+    found = json.loads((TESTS.parent / "benchmarks" / "results" / "branch_coverage.json").read_text(encoding="utf-8"))
+    branch_coverage.write_sentence(copy, found)
+    assert copy.read_bytes() == GUIDE.read_bytes()
+    assert branch_coverage.sentence({**found, "percent": 99.5}).startswith("99.5 % of")
+
+
 def test_parts_of_a_run_add_up(tmp_path: Path) -> None:
     path = tmp_path / "fuzz.json"
     for target, inputs, seen, failed in (("header", 5, 7, 0), ("file", 2, 3, 0), ("header", 6, 6, 1)):
