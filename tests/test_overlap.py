@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,31 @@ def test_an_error_is_raised_in_its_place_and_begins_nothing_more() -> None:
         with pytest.raises(KeyError):
             list(in_order(pool, work, [5, 6, 7], 1))
         assert list(in_order(pool, work, [8], 1)) == [8]
+
+
+def test_what_waits_is_not_begun_when_its_taker_stops() -> None:
+    class Made(Future[int]):
+        def exception(self, timeout: float | None = None) -> BaseException | None:
+            assert self.done(), "nobody makes it any more"
+            return super().exception(timeout)
+
+    class TwoOnly(Executor):
+        """Makes two results; what is asked for later waits."""
+
+        def __init__(self) -> None:
+            self.made: list[Made] = []
+
+        def submit(self, function: Any, /, *given: Any, **named: Any) -> Any:
+            self.made.append(Made())
+            if len(self.made) <= 2:
+                self.made[-1].set_result(function(*given, **named))
+            return self.made[-1]
+
+    pool = TwoOnly()
+    results = in_order(pool, lambda number: -number, range(1, 100), 3)
+    assert next(results) == -1
+    results.close()
+    assert [future.cancelled() for future in pool.made] == [False, False, True]
 
 
 def test_items_are_made_one_ahead() -> None:

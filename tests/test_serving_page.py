@@ -17,6 +17,7 @@ if not FOLDER.is_dir():
 sys.path.insert(0, str(FOLDER))
 
 import serving_page as page  # noqa: E402
+from generated_pages import updated  # noqa: E402
 
 
 def row(cache: str, batch: int, ms: float, size: float, tokens: int = 8192) -> dict[str, Any]:
@@ -45,13 +46,13 @@ def made_up() -> dict[str, Any]:
 
 def test_the_page_is_the_result() -> None:
     text, result = page.PAGE.read_text(encoding="utf-8"), page.load()
-    assert page.updated(text, result) == text
+    assert updated(text, page.parts(result)) == text
     for name in re.findall(r"!\[[^]]+\]\(([^)]+)\)", text):
         assert (page.PAGE.parent / name).is_file(), name
     changed = copy.deepcopy(result)
     for found in changed["batches"]:
         found["median_ms"] *= 2
-    assert page.updated(text, changed) != text
+    assert updated(text, page.parts(changed)) != text
 
 
 def test_the_verdict_says_who_is_faster_where() -> None:

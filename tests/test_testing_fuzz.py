@@ -207,6 +207,7 @@ def tool(name: str) -> ModuleType:
     path = TESTS.parent / "tools" / f"{name}.py"
     if not path.exists():
         pytest.skip(f"tools/{name}.py is not beside the tests")
+    sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -264,6 +265,16 @@ def test_the_guide_has_the_runs_on_record(fuzz_headers: ModuleType, tmp_path: Pa
     copy.write_bytes(GUIDE.read_bytes())
     fuzz_headers.write_table(TESTS.parent / "benchmarks" / "results" / "fuzz.json", copy)
     assert copy.read_bytes() == GUIDE.read_bytes()
+
+
+def test_the_guide_has_the_coverage_on_record(tmp_path: Path) -> None:
+    branch_coverage = tool("branch_coverage")
+    copy = tmp_path / "fuzzing.md"
+    copy.write_bytes(GUIDE.read_bytes())
+    found = json.loads((TESTS.parent / "benchmarks" / "results" / "branch_coverage.json").read_text(encoding="utf-8"))
+    branch_coverage.write_sentence(copy, found)
+    assert copy.read_bytes() == GUIDE.read_bytes()
+    assert branch_coverage.sentence({**found, "percent": 99.5}).startswith("99.5 % of")
 
 
 def test_parts_of_a_run_add_up(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ TOOL = TESTS.parent / "tools" / "mutations.py"
 def mutations() -> ModuleType:
     if not TOOL.exists():
         pytest.skip("tools/mutations.py is not beside the tests")
+    sys.path.insert(0, str(TOOL.parent))
     spec = importlib.util.spec_from_file_location("mutations", TOOL)
     assert spec and spec.loader
     module = sys.modules["mutations"] = importlib.util.module_from_spec(spec)

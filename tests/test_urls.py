@@ -168,6 +168,8 @@ def test_a_flush_is_refused_and_the_writer_goes_on(memory: Any) -> None:
         with pytest.raises(dq.DQuantError) as refused:
             out.flush()
         assert refused.value.code == "url-flush"
+        with pytest.raises(dq.DQuantError, match="cannot grow"):
+            out._target.publish()
         out.append([ROWS[10:20]], [ROWS[10:20]])
     with dq.open("memory://kv.dqkv") as cache:
         assert cache.tokens == 20

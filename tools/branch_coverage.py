@@ -1,6 +1,7 @@
 """How many branches of the file format, the rANS coder and the page layout do the tests take?
 
     python tools/branch_coverage.py --json benchmarks/results/branch_coverage.json
+    python tools/branch_coverage.py --page docs/fuzzing.md       write the result into the page, measure nothing
 
 Prints every line and branch that no test takes, and the share of those taken; fails below 100 %.  Files and pages are
 measured with compiled kernels, which coverage cannot see into, and the coder with kernels as Python.  Needs
@@ -14,6 +15,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,13 +23,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import generated_pages
+
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "branch_coverage.json"
 MEASURED = ("file/*", "rans.py", "page.py")
 #: Tests that are about these, and whether kernels run as Python.
-FILES = ("crafted", "crafted_groupings", "shards", "writing", "append", "salvage", "roundtrip", "damage", "rare")
+NAMES = (
+    *(f"file_{name}" for name in ("crafted", "crafted_groupings", "shards", "writing", "append", "salvage")),
+    *(f"file_{name}" for name in ("roundtrip", "damage", "rare", "fitting", "device")), "overlap", "urls", "page",
+)  # fmt: skip
 SLOW = "not every_flip and not every_length and not any_bytes"
 RUNS = (
-    (False, (*(f"tests/test_file_{name}.py" for name in FILES), "-k", SLOW)),
+    (False, (*(f"tests/test_{name}.py" for name in NAMES), "-k", SLOW)),
     (True, ("tests/test_coders.py", "tests/test_testing_edges.py", "-k", "padding_bit or told_apart or too_short")),
 )  # fmt: skip
 
@@ -80,10 +88,29 @@ def facts(files: dict[str, Any], seconds: float) -> dict[str, Any]:
     }
 
 
+def sentence(found: dict[str, Any]) -> str:
+    """What the documentation says of a result."""
+    share = "All" if found["percent"] == 100 else f"{found['percent']} % of"
+    python = re.sub(r".*(Python \d+\.\d+).*", r"\1", found["machine"])
+    return (
+        f"{share} {found['statements']:,} statements and {found['branches']:,} branches are taken "
+        f"(`benchmarks/results/{RESULTS.name}`, {python})."
+    )
+
+
+def write_sentence(page: Path, found: dict[str, Any]) -> None:
+    """Put the result between the page's two marks."""
+    generated_pages.rewrite(page, {"coverage": sentence(found)})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="where the result is written")
+    parser.add_argument("--page", type=Path, help="the page to write the result of --json into")
     chosen = parser.parse_args()
+    if chosen.page:
+        write_sentence(chosen.page, json.loads((chosen.json or RESULTS).read_text(encoding="utf-8")))
+        return 0
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         found = facts(measure(Path(folder)), time.monotonic() - begun)

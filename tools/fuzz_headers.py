@@ -30,6 +30,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import generated_pages
 import numpy as np
 
 from dquantcodec.cuda import launches, tables
@@ -41,7 +42,6 @@ from dquantcodec.testing.targets import bases
 ROOT = Path(__file__).parents[1]
 READER = ("header", "records", "index", "container", "file")
 DEVICE = {"device-prefix": "key", "device-rans": "value"}
-MARKS = ("<!-- fuzz -->", "<!-- end of fuzz -->")
 #: Bytes of an input; a few are enough for a container.
 MOST_BYTES = {"header": 4096, "records": 8192, "index": 4096, "file": 10240}
 #: Comparisons are not traced, which takes half the time: checksums are made right, so no input has to guess a constant.
@@ -207,10 +207,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 def write_table(results: Path, docs: Path) -> None:
     """Put the runs of the JSON file ``results`` between the marks of ``docs``."""
-    before, _, rest = docs.read_text(encoding="utf-8").partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    made = table(json.loads(results.read_text(encoding="utf-8"))["runs"])
-    docs.write_text(f"{before}{MARKS[0]}\n\n{made}\n\n{MARKS[1]}{after}", encoding="utf-8")
+    generated_pages.rewrite(docs, {"fuzz": table(json.loads(results.read_text(encoding="utf-8"))["runs"])})
 
 
 def main() -> int:

@@ -26,6 +26,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import generated_pages
+
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("dquantcodec", "tests", "formats", "gpu", "docs", "README.md", "pyproject.toml")
 RESULTS = ROOT / "benchmarks" / "results" / "mutations.json"
@@ -317,10 +319,7 @@ def table(results: dict[str, object]) -> str:
 
 def write_table(page: Path, results: dict[str, object]) -> None:
     """Put the table between the page's two marks."""
-    text = page.read_text(encoding="utf-8")
-    begin, end = "<!-- mutations -->\n", "<!-- end of mutations -->"
-    before, rest = text.split(begin)
-    page.write_text(f"{before}{begin}\n{table(results)}\n\n{end}{rest.split(end)[1]}", encoding="utf-8")
+    generated_pages.rewrite(page, {"mutations": table(results)})
 
 
 def main() -> int:

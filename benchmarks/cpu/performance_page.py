@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+import generated_pages
+from generated_pages import table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -26,10 +32,6 @@ DEFAULT = "2.26, classes, n = 1024, 2048 tokens"
 
 def load() -> Results:
     return {name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in NAMES}
-
-
-def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *lines))
 
 
 def find(rows: Rows, section: str, name: str, threads: int = 1) -> dict[str, Any] | None:
@@ -290,14 +292,10 @@ PARTS: dict[str, Callable[[Results], str]] = {
 }
 
 
-def updated(text: str, results: Results) -> str:
-    """``text`` with every part between its marks as the results have it."""
-    for name, part in PARTS.items():
-        begin, end = f"<!-- {name}: from the results -->", f"<!-- end of {name} -->"
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n\n{part(results)}\n\n{end}{rest.split(end)[1]}"
-    return text
+def parts(results: Results) -> dict[str, str]:
+    """What stands between the marks of the page."""
+    return {name: part(results) for name, part in PARTS.items()}
 
 
 if __name__ == "__main__":
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), load()), encoding="utf-8")
+    generated_pages.rewrite(PAGE, parts(load()))

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from ..errors import ChecksumError, DQuantError
 from ..plan import Plan
 from .coding import Coding, coding
-from .header import Header
 from .layer import KINDS
 from .located import unless_closed
 from .records import Record, RecordRules, RowsEntry, payload_bytes
@@ -53,10 +52,6 @@ class PayloadReader:
         self._codecs: dict[int, Any] = {}
         self._decoders: dict[int, Any] = {}
         self.pages_checked = 0
-
-    @property
-    def header(self) -> Header:
-        return self.rules.header
 
     @property
     def data(self) -> Bytes:

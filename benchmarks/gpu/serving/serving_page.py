@@ -8,9 +8,15 @@ Every figure of the page, and every statement that depends on one, stands in one
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
+
+import generated_pages
+from generated_pages import table
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULT = ROOT / "benchmarks" / "results" / "gpu-serving.json"
@@ -31,10 +37,6 @@ NAMES = {
 def load() -> Result:
     result: Result = json.loads(RESULT.read_text(encoding="utf-8"))
     return result
-
-
-def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *lines))
 
 
 def caches(result: Result) -> list[str]:
@@ -195,17 +197,13 @@ PARTS: dict[str, Callable[[Result], str]] = {
 }
 
 
-def updated(text: str, result: Result) -> str:
-    """``text`` with every part between its marks as the result has it."""
-    for name, part in PARTS.items():
-        begin, end = f"<!-- {name}: from the result -->", f"<!-- end of {name} -->"
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n\n{part(result)}\n\n{end}{rest.split(end)[1]}"
-    return text
+def parts(result: Result) -> dict[str, str]:
+    """What stands between the marks of the page."""
+    return {name: part(result) for name, part in PARTS.items()}
 
 
 if __name__ == "__main__":
     import serving_plots
 
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), load()), encoding="utf-8")
+    generated_pages.rewrite(PAGE, parts(load()))
     serving_plots.draw(load())
