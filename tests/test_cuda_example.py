@@ -92,8 +92,13 @@ def test_the_stored_results_are_what_the_script_makes(tmp_path: Path) -> None:
     script = ROOT / "tools" / "attend_example.py"
     if not script.is_file():
         pytest.skip("the tools are not beside the tests")
-    load_source("attend_example", script).main(tmp_path)
+    example = load_source("attend_example", script)
     for name in NAMES:
+        with dq.open(EXAMPLES / f"{name}.dqkv") as stored:
+            plan = stored.layers[0].plan
+        # By the plan on record: other machines may fit another one.
+        assert (plan.key.grouping is not None) == (name == "attend_fitted")
+        example.write(tmp_path / name, plan, *example.sample())
         with dq.open(tmp_path / f"{name}.dqkv") as made, dq.open(EXAMPLES / f"{name}.dqkv") as stored:
             assert (made.layers[0].pages().data == stored.layers[0].pages().data).all()
             assert [rows.tobytes() for rows in made.layers[0].exact_rows()] == [
