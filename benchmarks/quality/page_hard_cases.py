@@ -105,4 +105,9 @@ def advice(cases: Cases) -> list[str]:
             own, which takes bits from the others. Large keys make attention pick single tokens, so small relative
             errors count. Only a larger budget or an exact layer helps."""
         ),
+        bullet(
+            """**One token far larger than the rest.** Whether a query picks it hangs on a single logit, so the error
+            differs widely from token to token and from fit to fit, and an estimate over all tokens does not show it:
+            no warning. Leading ones are kept exact by `--sinks`."""
+        ),
     ]
