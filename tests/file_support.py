@@ -16,19 +16,10 @@ from dquantcodec.codec import Codec
 from dquantcodec.file import Layer, create
 from dquantcodec.file import structs as s
 from dquantcodec.plan import Plan
-from dquantcodec.profile import Profile, StreamProfile
+from dquantcodec.testing.plans import SMALL as SMALL
 
 FORMATS = Path(__file__).parents[1] / "formats"
 FILE_ID = bytes(range(16))
-
-#: Pages of 32 tokens, so that small files have many.
-SMALL = Profile(
-    key=StreamProfile(4, 400, precision=10, mean=True),
-    value=StreamProfile(3, 320, "rans", precision=10),
-    window=32,
-    substreams=2,
-    name="small",
-)
 
 Pairs = list[tuple[NDArray[Any], NDArray[Any]] | tuple[None, None]]
 

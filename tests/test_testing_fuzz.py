@@ -108,8 +108,8 @@ def test_a_wrong_level_of_one_lane_is_found(tmp_path: Path, monkeypatch: pytest.
             for (levels, code), body in zip(found, bodies, strict=True)
         ]
 
-    decode = targets.library_decode_tile
-    monkeypatch.setattr(targets, "library_decode_tile", broken)
+    decode = targets.decode_tile
+    monkeypatch.setattr(targets, "decode_tile", broken)
     with pytest.raises(AssertionError):
         fuzz.fuzz_at_random("container", 600, None, tmp_path / "failing.bin")
     _, bodies = targets._containers((tmp_path / "failing.bin").read_bytes())

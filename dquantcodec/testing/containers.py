@@ -210,10 +210,10 @@ def library_encode(plan: ContainerPlan, symbols: Sequence[int]) -> bytes | None:
 
 def library_decode(plan: ContainerPlan, data: bytes) -> Decoded:
     """The library's kernels as a decoder of one container, in a tile whose other 31 containers are noise."""
-    return library_decode_tile(plan, [data])[0]
+    return decode_tile(plan, [data])[0]
 
 
-def library_decode_tile(plan: ContainerPlan, containers: Sequence[bytes]) -> list[Decoded]:
+def decode_tile(plan: ContainerPlan, containers: Sequence[bytes]) -> list[Decoded]:
     """As :func:`library_decode`, of up to 32 containers in one tile; noise takes the rest."""
     from ..status import REASONS
 

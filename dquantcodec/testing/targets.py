@@ -26,7 +26,7 @@ from ..file.verify import verify
 from ..plan import Plan
 from ..profile import TILE
 from ..rotate import random_signs
-from .containers import ContainerPlan, library_decode_tile, plain_decode
+from .containers import ContainerPlan, decode_tile, plain_decode
 from .files import file_bytes, files_open_or_say_why, repaired
 from .pages import decode_page
 from .plans import drifting_plan, rans_plan, rotated_plan, small_plan
@@ -209,7 +209,7 @@ def container(data: bytes) -> None:
     Further bytes are further containers of the same tile.
     """
     plan, bodies = _containers(data)
-    for body, (found, finding) in zip(bodies, library_decode_tile(plan, bodies), strict=True):
+    for body, (found, finding) in zip(bodies, decode_tile(plan, bodies), strict=True):
         expected, code = plain_decode(plan, body)
         assert finding == code, (finding, code)
         if code in (None, "container-padding"):

@@ -72,6 +72,8 @@ template <class Kind, int D> struct Letters {
     DQ_CONSTANT static int letters_of(int chunk) {
         return chunk < chunks ? least(16, per_head - 16 * chunk) : 0;
     }
+    // Where letter `i` of a chunk goes, as `store_letters` puts eight.
+    DQ_CONSTANT static u32 letter_at(u32 stage, int i) { return (stage ^ (i / 8 * 16)) + i % 8 * 2; }
     DQ_CONSTANT static int place(int field) { return first_field + field * field_bits; }
     DQ_CONSTANT static int shift(int field) { return place(field) + field_bits <= 10 ? 0 : 6; }
     DQ_CONSTANT static u32 mask(int field) {

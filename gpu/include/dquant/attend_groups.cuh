@@ -48,6 +48,8 @@ template <class Kind, int D> struct GroupLetters {
     }
     static constexpr int halves = first_half(chunks), tiles = (halves + 1) / 2;
     DQ_CONSTANT static int letters_of(int chunk) { return letters(chunk); }
+    // Where letter `i` of a group goes, as `store_group` puts them.
+    DQ_CONSTANT static u32 letter_at(u32 stage, int i) { return stage + 2 * i; }
     DQ_CONSTANT static int most_rows(int heads) {
         return heads * letters_before(chunks) * Kind::precision / 32 + 4;
     }

@@ -223,16 +223,13 @@ template <class C> struct PageAttention : TileAttention<C> {
                         key, key_feed.near_words(), value, value_feed.near_words(), key_table, value_table, key_stage
                     );
                 } else if constexpr (S::ringed) {
-                    const u32 stages[2] = {key_stage, value_stage};
                     if constexpr (keys)
-                        decode_far<K::letters(CHUNK)>(
-                            PairOfGroup<K, S::key_table_at>(key_table), key, key_feed.far_words(),
-                            [&](int i) { return stages[0] + 2 * i; }
+                        decode_far<K, K::letters(CHUNK)>(
+                            PairOfGroup<K, S::key_table_at>(key_table), key, key_feed.far_words(), key_stage
                         );
                     if constexpr (values)
-                        decode_far<V::letters(CHUNK)>(
-                            PairOfGroup<V, S::value_table_at>(value_table), value, value_feed.far_words(),
-                            [&](int i) { return stages[1] + 2 * i; }
+                        decode_far<V, V::letters(CHUNK)>(
+                            PairOfGroup<V, S::value_table_at>(value_table), value, value_feed.far_words(), value_stage
                         );
                 }
                 warp_barrier();
@@ -246,18 +243,14 @@ template <class C> struct PageAttention : TileAttention<C> {
                         key, key_feed.near_words(), value, value_feed.near_words(), key_stage, value_stage
                     );
                 } else if constexpr (S::ringed) {
-                    const auto place = [](u32 stage) {
-                        return [stage](int i) { return (stage ^ (i / 8 * 16)) + i % 8 * 2; };
-                    };
                     if constexpr (keys)
-                        decode_far<key_letters>(
-                            PairOfLetters<K, C::Key::precision, S::key_table_at>(), key, key_feed.far_words(),
-                            place(key_stage)
+                        decode_far<K, key_letters>(
+                            PairOfLetters<K, C::Key::precision, S::key_table_at>(), key, key_feed.far_words(), key_stage
                         );
                     if constexpr (values)
-                        decode_far<value_letters>(
+                        decode_far<V, value_letters>(
                             PairOfLetters<V, C::Value::precision, S::value_table_at>(), value, value_feed.far_words(),
-                            place(value_stage)
+                            value_stage
                         );
                 }
                 warp_barrier();

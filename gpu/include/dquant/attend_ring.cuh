@@ -129,13 +129,13 @@ template <class L, int RING> struct RingFeed {
     DQ_DEVICE bool near(const Stream& s) const { return s.at <= limit; }
 };
 
-// LETTERS letters of one stream, wherever its words are; letter `i` to the place `place(i)`.
-template <int LETTERS, class Pair, class Stream, class Words, class Place>
-DQ_DEVICE void decode_far(Pair pair, Stream& s, const Words& words, const Place& place) {
+// LETTERS letters of one stream to their stage, wherever its words are.
+template <class L, int LETTERS, class Pair, class Stream>
+DQ_DEVICE void decode_far(Pair pair, Stream& s, const FarWords<L>& words, u32 stage) {
 #pragma unroll 1
     for (int i = 0; i < LETTERS; ++i) {
         pair.look_up_first(s, words);
-        store_half(place(i), pair.finish_one(s));
+        store_half(L::letter_at(stage, i), pair.finish_one(s));
     }
 }
 
