@@ -29,7 +29,7 @@ TABLE_STEP, TRELLIS_TABLE_STEP = 8192, 2048
 #: Parameters of a kernel.
 MOST_PARAM_BYTES = 32000
 #: What sums of levels are multiplied with (``OUTPUT_UNIT`` of the device code).
-OUTPUT_UNIT = 16384.0
+OUTPUT_UNIT = 1024.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,7 +306,7 @@ def group_params(plan: Plan, base: np.dtype[Any]) -> np.dtype[Any]:
     names = ("heads", "places", "key_order", "key_gains", "key_middles", "value_order")
     fields += [(name, np.uint64) for name in names]
     fields += [("keys", np.uint32, key.records.size), ("values", np.uint32, value.records.size)]
-    fields += [("outputs", np.float32, value.gains.size * 2)]
+    fields += [("middles", np.float32, value.gains.size), ("units", np.float32, value.gains.size)]
     if np.dtype(fields).itemsize % 8:
         fields.append(("padding", np.uint32))
     params = np.dtype(fields)
@@ -318,12 +318,12 @@ def group_params(plan: Plan, base: np.dtype[Any]) -> np.dtype[Any]:
 def group_records(plan: Plan) -> dict[str, NDArray[Any]]:
     """What ``GroupAttendParams`` holds itself."""
     key, value = group_kinds(plan).values()
-    factors = OUTPUT_UNIT * value.gains / 2.0**value.places
-    outputs = np.stack([factors, value.middles * value.gains], axis=-1)
+    weights = 2.0**value.places
     return {
         "keys": key.records.reshape(-1),
         "values": value.records.reshape(-1),
-        "outputs": outputs.astype(np.float32).reshape(-1),
+        "middles": (value.middles * weights / 64).astype(np.float32).reshape(-1),
+        "units": (OUTPUT_UNIT * value.gains / weights).astype(np.float32).reshape(-1),
     }
 
 

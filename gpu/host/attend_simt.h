@@ -119,6 +119,7 @@ inline void touch(const void*) {}
 inline void prefetch_l2(const void*) {}
 inline void let_next_grid_start() {}
 inline void wait_for_grid_before() {}
+inline void keep_in_register(u32&) {}
 inline int lowest_bit(u32 x) { return __builtin_ctz(x); }
 inline u32 warp_least(u32 x) {
     for (int mask = 16; mask > 0; mask /= 2) x = std::min(x, from_lane_xor(x, mask));
@@ -136,6 +137,7 @@ inline void copy_stream(u32 to, const void* from, u32 bytes, u32 barrier, int la
 }
 inline void wait_stream(u32 barrier, u32 phase) { barrier_wait(barrier, phase); }
 
+inline u32 two_letters(u32 first, u32 second) { return second << 16 | first; }
 inline void take_word(u32& state, u32& at, u32 next) {
     if (state >= 65536) return;
     state = state << 16 | next;

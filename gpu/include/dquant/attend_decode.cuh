@@ -81,7 +81,7 @@ template <class L, int PRECISION, int TABLE, bool RANS = L::rans> struct PairOfL
     }
     DQ_DEVICE u32 finish_two(BitStream& s) const {
         go_on(s, s.position + length(first) + length(second));
-        return permute_bytes(first, second, 0x5410);
+        return two_letters(first, second);
     }
     DQ_DEVICE u32 finish_one(BitStream& s) const {
         go_on(s, s.position + length(first));

@@ -346,8 +346,9 @@ template <class C> struct Finish {
                 }
             }
             if (works && d >= 0 && d < dim) {
-                s.sums[set][0][d] = sum.x, s.sums[set][1][d] = sum.y;
-                s.sums[set][2][d] = sum.z, s.sums[set][3][d] = sum.w;
+                const float unit = Output<C>::unit(p, coded, tile, vector % 2);
+                s.sums[set][0][d] = sum.x * unit, s.sums[set][1][d] = sum.y * unit;
+                s.sums[set][2][d] = sum.z * unit, s.sums[set][3][d] = sum.w * unit;
             }
             block_barrier();
         }

@@ -97,7 +97,32 @@ template <class C> struct GroupAttendParams : AttendParams {
     const i16* value_order;   // [H][tiles of values][2][8]: channel, or -1
     TablePlace keys[C::heads * K::chunks];    // of a head's groups
     TablePlace values[C::heads * V::chunks];
-    float outputs[C::heads * V::halves * 2];  // of a half: factor of sums of levels; middle
+    float middles[C::heads * V::halves];  // of a half, as sums of levels have it, over 64
+    float units[C::heads * V::halves];    // of sums of levels
+};
+
+// Weights times scales, of which the largest lies in [1, 2), are multiplied by this to use the range of FP16, also of
+// their sums: products of them and levels, which lie below 2**10, come out times 2**-24.
+constexpr float WEIGHT_UNIT = 16384.0f;
+constexpr float OUTPUT_UNIT = 16777216.0f / WEIGHT_UNIT;
+
+// What makes outputs of sums of levels, by half HALF of tile `tile` of value head `coded`.
+template <class C> struct Output {
+    typedef typename AttendShape<C>::Values V;
+
+    // What a sum begins with for every unit of `shifted`.
+    DQ_DEVICE static float middle(const typename C::Params& p, int coded, int tile, int half) {
+        if constexpr (C::grouped)
+            return 2 * tile + half < V::halves ? p.middles[coded * V::halves + 2 * tile + half] : 0.0f;
+        else
+            return V::weight(tile % V::letter) / 64.0f;
+    }
+    DQ_DEVICE static float unit(const typename C::Params& p, int coded, int tile, int half) {
+        if constexpr (C::grouped)
+            return p.units[coded * V::halves + 2 * tile + half];
+        else
+            return OUTPUT_UNIT / V::weight(tile % V::letter);
+    }
 };
 
 // The container of one token, and the last entry, in which the state stands.
@@ -148,7 +173,7 @@ template <class L, int TABLE> struct PairOfGroup {
     DQ_DEVICE u32 finish_two(GroupStream& s) const {
         pass(s, length(first) + length(second), first ^ second);
         s.entry = second;
-        return permute_bytes(first, second, 0x5410);
+        return two_letters(first, second);
     }
     DQ_DEVICE u32 finish_one(GroupStream& s) const {
         pass(s, length(first), first);

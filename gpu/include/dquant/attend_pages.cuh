@@ -18,13 +18,12 @@ template <class C> struct PageAttention : TileAttention<C> {
     typedef typename Tile::V V;
     typedef typename Tile::List List;
     using Tile::p; using Tile::shared; using Tile::base; using Tile::warp; using Tile::lane; using Tile::r;
-    using Tile::c; using Tile::key; using Tile::value; using Tile::key_stage; using Tile::value_stage;
+    using Tile::c; using Tile::begin_sums; using Tile::take_queries; using Tile::key; using Tile::value; using Tile::key_stage; using Tile::value_stage;
     using Tile::key_operand; using Tile::value_operand; using Tile::key_tile; using Tile::value_unit;
-    using Tile::last_valid; using Tile::sums; using Tile::largest; using Tile::total; using Tile::shifted;
+    using Tile::last_valid; using Tile::sums; using Tile::largest; using Tile::total;
     using Tile::rows; using Tile::row_tiles; using Tile::columns; using Tile::load_key_affine;
     using Tile::load_value_affine; using Tile::unite_value_affine; using Tile::multiply_keys;
     using Tile::multiply_values; using Tile::soften; using Tile::weigh; using Tile::clear_logits;
-    using Tile::clear_sums;
 
     typename FeedOf<K, K::ring_bytes>::Type key_feed;
     typename FeedOf<V, V::ring_bytes>::Type value_feed;
@@ -85,7 +84,7 @@ template <class C> struct PageAttention : TileAttention<C> {
     }
 
     // This warp's outputs of a head to its slot, its largest logits, totals and unit beside them.
-    DQ_DEVICE void put_slot(int head, float unit) const {
+    DQ_DEVICE void put_slot(float unit) const {
         u8* slot = shared + S::slot_at + warp * S::slot_bytes;
         float* summary = (float*)(shared + S::summary_at) + warp * S::summary_floats;
         if (2 * c < columns) {
@@ -94,24 +93,7 @@ template <class C> struct PageAttention : TileAttention<C> {
 #pragma unroll
                 for (int tile = 0; tile < V::tiles; ++tile) {
                     const float* sum = sums[n][tile];
-                    float factor[2], middle[2] = {1.0f, 1.0f};
-                    if constexpr (C::grouped) {
-                        const float* of_half = p.outputs + ((value_first + head) * V::halves + 2 * tile) * 2;
-#pragma unroll
-                        for (int half = 0; half < 2; ++half) {
-                            const bool there = 2 * tile + half < V::halves;
-                            factor[half] = there ? of_half[2 * half] : 0.0f;
-                            middle[half] = there ? of_half[2 * half + 1] : 0.0f;
-                        }
-                    } else {
-                        factor[0] = factor[1] = OUTPUT_UNIT / V::weight(tile % V::letter);
-                    }
-                    const u32 low = floats_to_halves(
-                        sum[0] * factor[0] + shifted[n][0] * middle[0], sum[1] * factor[0] + shifted[n][1] * middle[0]
-                    );
-                    const u32 high = floats_to_halves(
-                        sum[2] * factor[1] + shifted[n][0] * middle[1], sum[3] * factor[1] + shifted[n][1] * middle[1]
-                    );
+                    const u32 low = floats_to_halves(sum[0], sum[1]), high = floats_to_halves(sum[2], sum[3]);
                     *(uint2*)(slot + ((tile * 8 + r) * (rows / 2) + n * 4 + c) * 8) = make_uint2(low, high);
                 }
                 if (r < 2) {
@@ -233,7 +215,7 @@ template <class C> struct PageAttention : TileAttention<C> {
                         );
                 }
                 warp_barrier();
-                if constexpr (keys) Tile::template multiply_key_group<CHUNK>(key_head);
+                if constexpr (keys) Tile::template multiply_key_group<CHUNK>();
                 if constexpr (values) Tile::template multiply_value_group<CHUNK>();
             } else {
                 constexpr int key_letters = KEYS ? K::letters_of(CHUNK) : 0;
@@ -254,7 +236,7 @@ template <class C> struct PageAttention : TileAttention<C> {
                         );
                 }
                 warp_barrier();
-                if constexpr (keys) multiply_keys(key_head, CHUNK);
+                if constexpr (keys) multiply_keys(CHUNK);
                 if constexpr (values) multiply_values(CHUNK);
             }
             if constexpr (CHUNK == 0) between();
@@ -354,6 +336,7 @@ template <class C> struct PageAttention : TileAttention<C> {
 
         key_feed.template start<1>(key, lane, last_valid);
         clear_logits();
+        take_queries(0);
         key_first = value_first = at.group % C::substreams * S::heads;
         chunks<true, false>(0, 0, [&] { mean_logits(at, 0); });
         key_feed.wait_rest();
@@ -403,7 +386,8 @@ template <class C> struct PageAttention : TileAttention<C> {
                 key_feed.fetch_first(key_words(key_tile, at), key_feed.free_bytes(key, lane), lane);
             }
             clear_logits();
-            clear_sums();
+            take_queries(key_head);
+            begin_sums(this->value_first + value_head);
             chunks<true, true>(key_head, value_head, [&] {
                 if (n > 1) sum_head(n, held_slot, held_head, held_first, held_parity);
                 // Behind the barrier of the sum: all warps are done with the buffer of two units ago.
@@ -418,7 +402,7 @@ template <class C> struct PageAttention : TileAttention<C> {
                 key_feed.fetch_first(key_words(key_tile, at), K::stream_bytes, lane);
             }
             if (n > 1) barrier_wait(free_barrier(), sum_phase ^ 1);
-            put_slot(value_head, value_unit);
+            put_slot(value_unit);
             warp_arrives(full_barrier(), lane);
             held_slot = value_slot, held_head = value_head, held_first = value_first, held_parity = value_parity;
             soften(key_head, parity);
@@ -428,13 +412,13 @@ template <class C> struct PageAttention : TileAttention<C> {
         }
         let_next_grid_start();
         value_first = key_first;
-        clear_sums();
+        begin_sums(value_first + key_head);
         chunks<false, true>(0, key_head, [&] {
             if (steps > 1) sum_head(steps, held_slot, held_head, held_first, held_parity);
             value_feed.wait_rest();
         });
         if (steps > 1) barrier_wait(free_barrier(), sum_phase ^ 1);
-        put_slot(key_head, value_unit);
+        put_slot(value_unit);
         warp_arrives(full_barrier(), lane);
         barrier_wait(full_barrier(), sum_phase);
         sum_slots(steps + 1, slot, key_head, first, parity);

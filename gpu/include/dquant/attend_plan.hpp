@@ -166,19 +166,21 @@ private:
         }
     }
 
-    // What a grouped plan's parameters hold themselves: the tables of all groups, and for every half of values what sums of
-    // levels are multiplied with (`OUTPUT_UNIT` over the unit of its levels) and the middle.
+    // What a grouped plan's parameters hold themselves: the tables of all groups, and for every half of values the middle
+    // in the unit of its levels, over 64, and what sums of levels are multiplied with (`OUTPUT_UNIT` over that unit).
     std::vector<std::uint8_t> records() const {
         const GroupKind& value = kinds_[1];
-        std::vector<float> outputs;
+        std::vector<float> middles, units;
         for (std::size_t i = 0; i < value.gains.size(); ++i) {
-            outputs.push_back(static_cast<float>(std::ldexp(value.gains[i], 14 - value.places[i % value.halves()])));
-            outputs.push_back(static_cast<float>(value.middles[i] * value.gains[i]));
+            const int place = value.places[i % value.halves()];
+            middles.push_back(static_cast<float>(std::ldexp(value.middles[i], place - 6)));
+            units.push_back(static_cast<float>(std::ldexp(value.gains[i], 10 - place)));
         }
         std::vector<std::uint8_t> bytes;
         append(bytes, kinds_[0].records);
         append(bytes, value.records);
-        append(bytes, outputs);
+        append(bytes, middles);
+        append(bytes, units);
         return bytes;
     }
 

@@ -161,6 +161,8 @@ DQ_DEVICE void wait_for_grid_before() {
 #endif
 }
 
+// The compiler keeps `x` instead of computing it again where it is used.
+DQ_DEVICE void keep_in_register(u32& x) { asm volatile("" : "+r"(x)); }
 DQ_DEVICE int lowest_bit(u32 x) { return __ffs((int)x) - 1; }
 DQ_DEVICE u32 warp_least(u32 x) { return __reduce_min_sync(0xFFFFFFFFu, x); }
 DQ_DEVICE bool warp_all(bool condition) { return __all_sync(0xFFFFFFFFu, condition); }
@@ -185,6 +187,13 @@ DQ_DEVICE void wait_stream(u32 barrier, u32 phase) {
     copy_async_wait();
     __syncwarp();
 #endif
+}
+
+// Entries of 16 bits side by side: by a product, because units for integers are busier than those for products.
+DQ_DEVICE u32 two_letters(u32 first, u32 second) {
+    u32 both;
+    asm("mad.lo.u32 %0, %1, 65536, %2;" : "=r"(both) : "r"(second), "r"(first));
+    return both;
 }
 
 // What `go_on` does to an rANS state below 65536, in one predicate.

@@ -57,6 +57,9 @@ template <class C> struct Queries {
         return all < S::all_rows;
     }
 
+    // The pass over query rows that an item is part of.
+    DQ_DEVICE static int pass_of(const Cursor<C>& at) { return S::passes == 1 ? 0 : at.group / C::substreams; }
+
     // Which head stands at place `coded` of the streams.
     DQ_DEVICE static int head_at(const Params& p, int coded) {
         if constexpr (C::grouped)
@@ -64,27 +67,29 @@ template <class C> struct Queries {
         else
             return coded;
     }
-    // Where in `query` row `row` of a pass over a head begins; below 0 if there is none.
-    DQ_DEVICE static i64 row_of(const Cursor<C>& at, int pass, int head, int row) {
+    // Where in `query` row `row` of a pass over a head begins; false if there is none.
+    DQ_DEVICE static bool row_of(const Cursor<C>& at, int pass, int head, int row, i64& from) {
         int position, member;
-        if (!place(pass, row, position, member)) return -1;
+        const bool there = place(pass, row, position, member);
         const i64 first = ((i64)at.sequence * C::positions + position) * (C::heads * C::group);
-        return (first + head * C::group + member) * S::dim;
+        from = (first + head * C::group + member) * S::dim;
+        return there;
     }
 
     // Rows of all heads of a segment: FP16 rows, and factors (logit of a unit of them, the same times their sum).
     DQ_DEVICE static void rotate_rows(const Params& p, const Cursor<C>& at, u8* shared, int warp, int lane) {
         u16* rows = (u16*)(shared + S::row_at);
         float2* factors = (float2*)(shared + S::factor_at);
-        const int pass = at.group / C::substreams, first_head = at.group % C::substreams * S::heads;
+        const int pass = pass_of(at), first_head = at.group % C::substreams * S::heads;
         for (int r = warp; r < S::heads * S::rows; r += C::warps) {
             const int head = head_at(p, first_head + r / S::rows);
-            const i64 from = row_of(at, pass, head, r % S::rows);
+            i64 from;
+            const bool there = row_of(at, pass, head, r % S::rows, from);
             float y[per_lane], middle[per_lane];
 #pragma unroll
             for (int i = 0; i < per_lane; ++i) {
                 const int d = lane + LANES * i;
-                y[i] = from >= 0 ? load_element<C::element>(p.query, from + d) : 0.0f;
+                y[i] = there ? load_element<C::element>(p.query, from + d) : 0.0f;
                 middle[i] = 1.0f;
             }
             if constexpr (L::rotated) {
@@ -198,7 +203,8 @@ template <class C> struct Queries {
 #pragma unroll
                 for (int r = 0; r < S::rows; ++r) {
                     dot[r] = 0.0f;
-                    const i64 from = L::rotated ? 0 : row_of(at, at.group / C::substreams, head, r);
+                    i64 from;
+                    const bool there = row_of(at, pass_of(at), head, r, from);
 #pragma unroll
                     for (int k = 0; k < per_lane; ++k) {
                         const int d = lane + LANES * k;
@@ -206,7 +212,7 @@ template <class C> struct Queries {
                             dot[r] += mean[k] * half_to_float(rows[(h * S::rows + r) * S::dim + d]);
                         else if (L::rotated)
                             dot[r] += mean[k] * laid_out(shared, h, r, d);
-                        else if (from >= 0)
+                        else if (there)
                             dot[r] += mean[k] * load_element<C::element>(p.query, from + d);
                     }
                 }
