@@ -85,7 +85,8 @@ template <class C> struct PageAttention : TileAttention<C> {
 
     // This warp's outputs of a head to its slot, its largest logits, totals and unit beside them.
     DQ_DEVICE void put_slot(float unit) const {
-        u8* slot = shared + S::slot_at + warp * S::slot_bytes;
+        u32 slot = base + S::slot_at + warp * S::slot_bytes + (r * (rows / 2) + c) * 8;
+        keep_in_register(slot);
         float* summary = (float*)(shared + S::summary_at) + warp * S::summary_floats;
         if (2 * c < columns) {
 #pragma unroll
@@ -94,7 +95,7 @@ template <class C> struct PageAttention : TileAttention<C> {
                 for (int tile = 0; tile < V::tiles; ++tile) {
                     const float* sum = sums[n][tile];
                     const u32 low = floats_to_halves(sum[0], sum[1]), high = floats_to_halves(sum[2], sum[3]);
-                    *(uint2*)(slot + ((tile * 8 + r) * (rows / 2) + n * 4 + c) * 8) = make_uint2(low, high);
+                    store_shared2(slot + (tile * 4 * rows + n * 4) * 8, low, high);
                 }
                 if (r < 2) {
                     summary[n * 8 + 2 * c + r] = r ? largest[n][1] : largest[n][0];
