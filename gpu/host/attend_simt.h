@@ -115,7 +115,7 @@ inline void barrier_wait(u32 at, u32 phase) {
 
 inline void copy_async16(u32 to, const void* from) { std::memcpy(shared_pointer(to), from, 16); }
 inline void copy_async_wait() {}
-inline void touch(const void*) {}
+inline void touch(u32, const void*) {}
 inline void prefetch_l2(const void*) {}
 inline void let_next_grid_start() {}
 inline void wait_for_grid_before() {}

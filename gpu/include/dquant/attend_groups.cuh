@@ -101,8 +101,8 @@ template <class C> struct GroupAttendParams : AttendParams {
     float units[C::heads * V::halves];    // of sums of levels
 };
 
-// Weights times scales, of which the largest lies in [1, 2), are multiplied by this to use the range of FP16, also of
-// their sums: products of them and levels, which lie below 2**10, come out times 2**-24.
+// Weights times scales, of which the largest lies in [1, 2), are multiplied by this to use the range of FP16, for what
+// comes of them as well: products with levels, which lie below 2**11, come out times 2**-24, and 32 are summed.
 constexpr float WEIGHT_UNIT = 16384.0f;
 constexpr float OUTPUT_UNIT = 16777216.0f / WEIGHT_UNIT;
 

@@ -18,12 +18,13 @@ template <class C> struct PageAttention : TileAttention<C> {
     typedef typename Tile::V V;
     typedef typename Tile::List List;
     using Tile::p; using Tile::shared; using Tile::base; using Tile::warp; using Tile::lane; using Tile::r;
-    using Tile::c; using Tile::begin_sums; using Tile::take_queries; using Tile::key; using Tile::value; using Tile::key_stage; using Tile::value_stage;
+    using Tile::c; using Tile::key; using Tile::value; using Tile::key_stage; using Tile::value_stage;
     using Tile::key_operand; using Tile::value_operand; using Tile::key_tile; using Tile::value_unit;
     using Tile::last_valid; using Tile::sums; using Tile::largest; using Tile::total;
     using Tile::rows; using Tile::row_tiles; using Tile::columns; using Tile::load_key_affine;
     using Tile::load_value_affine; using Tile::unite_value_affine; using Tile::multiply_keys;
     using Tile::multiply_values; using Tile::soften; using Tile::weigh; using Tile::clear_logits;
+    using Tile::begin_sums; using Tile::take_queries;
 
     typename FeedOf<K, K::ring_bytes>::Type key_feed;
     typename FeedOf<V, V::ring_bytes>::Type value_feed;
@@ -252,19 +253,13 @@ template <class C> struct PageAttention : TileAttention<C> {
         warp_arrives(free_barrier(), lane);
     }
 
-    // What queries are laid out by: none of it comes from a kernel before, and later loads, one after another, find it.
-    DQ_DEVICE void touch_plan() const {
-        if constexpr (C::grouped) {
-            touch_all(p.heads, C::heads * 4);
-            touch_all(p.key_order, C::heads * K::halves * 32);
-            touch_all(p.key_gains, C::heads * S::dim * 4);
-            touch_all(p.key_middles, C::heads * S::dim * 4);
-        }
-        if (K::rotated) touch_all(p.factors, C::heads * S::dim * 4);
+    // What queries are turned by: it comes from no kernel before.
+    DQ_DEVICE void touch_factors() const {
+        constexpr int bytes = K::rotated ? C::heads * S::dim * 4 : 0;
+        for (int i = threadIdx.x * 32; i < bytes; i += S::threads * 32) touch(unused(), (const u8*)p.factors + i);
     }
-    DQ_DEVICE static void touch_all(const void* first, int bytes) {
-        for (int i = threadIdx.x * 32; i < bytes; i += S::threads * 32) touch((const u8*)first + i);
-    }
+    // A thread's bytes of the slots, which are free until tables are there.
+    DQ_DEVICE u32 unused() const { return base + S::slot_at + threadIdx.x * 4; }
 
     DQ_DEVICE void run() {
         for (int i = threadIdx.x * 16; i < K::table_bytes; i += S::threads * 16)
@@ -277,7 +272,8 @@ template <class C> struct PageAttention : TileAttention<C> {
             for (int i = 0; i < 4 * C::warps; ++i) barrier_init(base + S::barrier_at + 16 + 8 * i, 1);
             barriers_ready();
         }
-        touch_plan();
+        touch_factors();
+        block_barrier();  // barriers
         wait_for_grid_before();
         const int items = List::total_units(p, lane) * S::groups, blocks = least(p.blocks, items);
         if ((int)blockIdx.x >= blocks) {
@@ -288,6 +284,7 @@ template <class C> struct PageAttention : TileAttention<C> {
         const int end = List::run_begin(blockIdx.x + 1, blocks, items);
         Cursor<C> at;
         at.seek(p, begin, lane);
+        Queries<C>::touch_rows(p, at, unused(), warp, lane);
 
         const u32 streams = base + S::streams_at + warp * S::warp_stream_bytes;
         key_feed.init(streams, base + S::barrier_at + 16 + warp * 32, (RingState*)(shared + S::ring_at) + 2 * warp);
@@ -311,12 +308,9 @@ template <class C> struct PageAttention : TileAttention<C> {
         const u8* page;
         key_tile = tile_of(at, page);
         prefetch(page, key_tile);
-        block_barrier();  // barriers
         // All blocks begin at once, and queries would wait behind all their words: first what the first head may need.
         constexpr int head_bytes = least(K::most_rows(1) * K::row_bytes, K::stream_bytes);
         key_feed.fetch_first(key_words(key_tile, at), head_bytes, lane);
-        if (lane < 2 * LANES / 16) touch(key_tile + (lane % 2 ? S::value_affine_at : S::key_affine_at) + lane / 2 * 32);
-        if (lane == LANES - 1) touch(page);
         load_queries(at);
         key_feed.fetch_rest(key_words(key_tile, at), lane);
         value_feed.fetch_first(value_words(key_tile, at), V::stream_bytes, lane);

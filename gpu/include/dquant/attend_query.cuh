@@ -76,6 +76,17 @@ template <class C> struct Queries {
         return there;
     }
 
+    // Brings the rows of a segment near.
+    DQ_DEVICE static void touch_rows(const Params& p, const Cursor<C>& at, u32 unused, int warp, int lane) {
+        constexpr int element_bytes = C::element == 0 ? 4 : 2;
+        for (int r = warp; r < S::heads * S::rows; r += C::warps) {
+            const int head = head_at(p, at.group % C::substreams * S::heads + r / S::rows);
+            i64 from;
+            if (row_of(at, pass_of(at), head, r % S::rows, from) && lane * 32 < S::dim * element_bytes)
+                touch(unused, (const u8*)p.query + from * element_bytes + lane * 32);
+        }
+    }
+
     // Rows of all heads of a segment: FP16 rows, and factors (logit of a unit of them, the same times their sum).
     DQ_DEVICE static void rotate_rows(const Params& p, const Cursor<C>& at, u8* shared, int warp, int lane) {
         u16* rows = (u16*)(shared + S::row_at);

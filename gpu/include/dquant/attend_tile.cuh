@@ -111,7 +111,7 @@ template <class C> struct TileAttention {
         value_unit = unit * exp2f((float)value_exponent);
     }
 
-    // Where the head's queries stand.  Each product would compute it again if it knew how.
+    // Where the head's queries stand; kept, or it would be computed again for every product.
     DQ_DEVICE void take_queries(int head) {
         key_query = S::query_at + head * (K::tiles * row_tiles * columns * 32) + lane * 8;
         keep_in_register(key_query);
@@ -323,7 +323,8 @@ template <class C> struct TileAttention {
 #pragma unroll
         for (int i = 0; i < row_tiles * 8; ++i) (&logits[0][0][0])[i] = 0.0f;
     }
-    // Sums of the levels of value head `coded`, counted from the middle or, of a min-max grid, from zero.
+    // Sums of the levels of value head `coded` begin with minus the middle, or with offsets of a min-max grid, so that
+    // they are small enough for FP16 when they end.
     DQ_DEVICE void begin_sums(int coded) {
 #pragma unroll
         for (int tile = 0; tile < V::tiles; ++tile) {
