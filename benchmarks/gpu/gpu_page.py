@@ -29,6 +29,9 @@ Rows = list[Result]
 #: The trellis and rANS, whose blocks were small before they had rings of words, as the page calls them.
 RINGED = {"2.26-t:classes": "trellis", "paper-2.26": "rANS"}
 PREFIX = {"2.26": "`2.26`", "2.26:classes": "`2.26:classes`"}
+#: What the steps that have to do with lanes say they are of, and their profiles.
+LANES = "lanes"
+ALL = PREFIX | RINGED
 #: Less of a warp's cycles than this is not shown.
 LEAST_STALL = 0.02
 #: Steps of rings and their predictions where the page says less than the record.
@@ -147,12 +150,12 @@ def ladder(result: Result) -> str:
 
 
 def compared(
-    result: Result, shown: tuple[str, ...], profiles: dict[str, str], texts: dict[str, str], words: dict[str, str]
+    steps: Rows, shown: tuple[str, ...], profiles: dict[str, str], texts: dict[str, str], words: dict[str, str]
 ) -> str:
     """The steps that have all rows named in ``shown`` of all profiles; ``texts`` are their keys and columns."""
     cells = [(name, profile) for name in shown for profile in profiles]
     lines = []
-    for step in result["steps"]:
+    for step in steps:
         found = by_row(step)
         if found.keys() >= set(cells):
             said = [words.get(step[key], step[key]) for key in texts]
@@ -164,11 +167,22 @@ def compared(
 
 def ladder_of_rings(result: Result) -> str:
     texts = {"step": "step", "predicted": "predicted"}
-    return compared(result, ("16x8192", "64x8192"), RINGED, texts, OF_RINGS)
+    return compared(before_lanes(result), ("16x8192", "64x8192"), RINGED, texts, OF_RINGS)
 
 
 def ladder_of_starts(result: Result) -> str:
-    return compared(result, ("1x32768", "64x8192"), PREFIX, {"step": "step"}, OF_STARTS)
+    return compared(before_lanes(result), ("1x32768", "64x8192"), PREFIX, {"step": "step"}, OF_STARTS)
+
+
+def ladder_of_lanes(result: Result) -> str:
+    """The steps that all profiles had in common, and the one before them."""
+    before = before_lanes(result)[-1] | {"step": "before", "predicted": ""}
+    steps = [before, *(step for step in result["steps"] if step.get("of") == LANES)]
+    return compared(steps, ("64x8192",), ALL, {"step": "step", "predicted": "predicted"}, {})
+
+
+def before_lanes(result: Result) -> Rows:
+    return [step for step in result["steps"] if step.get("of") != LANES]
 
 
 def stalls(result: Result) -> str:
@@ -195,6 +209,7 @@ PARTS: dict[str, tuple[str, Callable[[Result], str]]] = {
     "ladder": ("gpu-attend-ladder", ladder),
     "ladder-of-rings": ("gpu-attend-ladder", ladder_of_rings),
     "ladder-of-starts": ("gpu-attend-ladder", ladder_of_starts),
+    "ladder-of-lanes": ("gpu-attend-ladder", ladder_of_lanes),
     "profile": ("gpu-attend-profile", stalls),
 }
 

@@ -256,10 +256,11 @@ template <class C> struct PageAttention : TileAttention<C> {
     // What queries are turned by: it comes from no kernel before.
     DQ_DEVICE void touch_factors() const {
         constexpr int bytes = K::rotated ? C::heads * S::dim * 4 : 0;
-        for (int i = threadIdx.x * 32; i < bytes; i += S::threads * 32) touch(unused(), (const u8*)p.factors + i);
+        for (int i = threadIdx.x * 32; i < bytes; i += S::threads * 32) touch(unused(0), (const u8*)p.factors + i);
     }
-    // A thread's bytes of the slots, which are free until tables are there.
-    DQ_DEVICE u32 unused() const { return base + S::slot_at + threadIdx.x * 4; }
+    // Four bytes of a thread, one of two: in the slots, which are free until tables are there.
+    DQ_DEVICE u32 unused(int which) const { return base + S::slot_at + (which * S::threads + threadIdx.x) * 4; }
+    static_assert(2 * S::threads * 4 <= C::warps * S::slot_bytes, "slots have room for them");
 
     DQ_DEVICE void run() {
         for (int i = threadIdx.x * 16; i < K::table_bytes; i += S::threads * 16)
@@ -284,7 +285,7 @@ template <class C> struct PageAttention : TileAttention<C> {
         const int end = List::run_begin(blockIdx.x + 1, blocks, items);
         Cursor<C> at;
         at.seek(p, begin, lane);
-        Queries<C>::touch_rows(p, at, unused(), warp, lane);
+        Queries<C>::touch_rows(p, at, unused(1), warp, lane);
 
         const u32 streams = base + S::streams_at + warp * S::warp_stream_bytes;
         key_feed.init(streams, base + S::barrier_at + 16 + warp * 32, (RingState*)(shared + S::ring_at) + 2 * warp);
