@@ -88,6 +88,21 @@ def test_refit_never_raises_the_error(case: DriftCase, seed: int, size: float) -
     assert all(a <= b for a, b in zip(squared(case.position, symbols, *fitted, steps), before))
 
 
+@settings(max_examples=60)
+@given(st.integers(0, 2**16), st.integers(2, 17), st.integers(1, 40), st.integers(0, 2**12))
+def test_refit_of_rows_that_hardly_miss_their_levels(seed: int, levels: int, values: int, most: int) -> None:
+    """The best offset and scale are so near the old ones that rounding them to FP16 may cost more than they gain."""
+    rng = np.random.default_rng(seed)
+    symbols = rng.integers(0, levels, (4, values), np.uint8)
+    position = (symbols.astype(np.int64) * grid.ONE + rng.integers(-most, most + 1, symbols.shape)).astype(np.int32)
+    position = position.clip(0, (levels - 1) * grid.ONE)
+    offset, scale = (x.astype(np.float16) for x in (rng.standard_normal(4), rng.uniform(0.1, 1, 4)))
+    steps = np.stack([offset, scale], axis=1)
+    before = squared(position, symbols, offset, scale, steps)
+    after = squared(position, symbols, *grid.refit(position, symbols, offset, scale), steps)
+    assert all(a <= b for a, b in zip(after, before))
+
+
 def drifted(stream: StreamPlan, kind: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Positions, levels and rungs of a few hostile tokens of a grouped stream."""
     assert stream.grouping is not None

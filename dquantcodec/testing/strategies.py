@@ -7,6 +7,7 @@ symbols and containers of zeros.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,12 +17,13 @@ from numpy.typing import NDArray
 
 from .. import tables as letter_tables
 from ..codec import Codec
+from ..encode import LEAST_EXPONENT, MOST_EXPONENT
 from ..errors import CapacityError
 from ..group_arrays import zero_bits
 from ..grouping import Grouping, Levels, Table
-from ..page_layout import PageLayout
+from ..page_layout import KINDS, PageLayout
 from ..plan import Plan, StreamPlan, grouped, make_plan
-from ..profile import Profile, StreamProfile
+from ..profile import TILE, Profile, StreamProfile
 from ..rotate import random_signs
 from . import groups, trellises
 from .containers import ContainerPlan, plain_encode, plain_words
@@ -32,6 +34,9 @@ from .tensors import HOSTILE, hostile
 CODERS = ("prefix", "rans", "grouped", "trellis")
 
 _LEVELS = (2, 3, 4, 5, 6, 8, 17, 64)
+#: Scales and offsets at the edges of FP16; exponents of pages at the edges of what they may be.
+_NUMBERS = (math.nan, math.inf, -math.inf, 65504.0, -65504.0, 6e-8, -0.0)
+_EXPONENTS = (LEAST_EXPONENT - 1, LEAST_EXPONENT, MOST_EXPONENT, MOST_EXPONENT + 1, -(2**15), 2**15 - 1)
 
 
 @st.composite
@@ -366,17 +371,39 @@ def page_tensors(draw: st.DrawFn, coders: Sequence[str] = CODERS) -> TensorCase:
     return TensorCase(plan, keys, values)
 
 
+def _corrupt_a_field(draw: st.DrawFn, plan: Plan, data: bytearray, tokens: int) -> None:
+    """An exponent, a scale of means, or a number of a token."""
+    kind, layout = draw(st.sampled_from(KINDS)), PageLayout.of(plan)
+    stream, at = getattr(plan, kind), getattr(layout, kind)
+    field = draw(st.sampled_from(["number", "exponent", "mean"] if stream.mean else ["number", "exponent"]))
+    if field == "exponent":
+        struct.pack_into("<h", data, 2 * KINDS.index(kind), draw(st.sampled_from(_EXPONENTS)))
+        return
+    if field == "mean":
+        place = at.scale_at + 2 * draw(st.integers(0, plan.kv_heads - 1))
+    else:
+        tile, lane = divmod(draw(st.integers(0, tokens - 1)), TILE)
+        number = stream.affine * lane + draw(st.integers(0, stream.affine - 1))
+        place = layout.head_bytes + tile * layout.tile_bytes + at.affine_at + 2 * number
+    struct.pack_into("<e", data, place, draw(st.sampled_from(_NUMBERS)))
+
+
 @st.composite
 def pages(draw: st.DrawFn, coders: Sequence[str] = CODERS, kind: str = "valid") -> PageCase:
-    """One page that the library encoded: ``"valid"``, ``"corrupted"`` (bits flipped) or ``"random"`` (any bytes)."""
+    """One page that the library encoded: ``"valid"``, ``"corrupted"`` or ``"random"`` (any bytes).
+
+    Corrupted ones have bits flipped anywhere, or a number or an exponent at an edge.
+    """
     case = draw(page_tensors(coders))
     tokens = len(case.keys)
     data = bytearray(Codec(case.plan).encode(case.keys, case.values).data.tobytes())
-    if kind == "corrupted":
+    if kind == "corrupted" and draw(st.booleans()):
         used = PageLayout.of(case.plan).bytes_for(tokens)
         for _ in range(draw(st.integers(1, 4))):
             bit = draw(st.integers(0, 8 * used - 1))
             data[bit // 8] ^= 1 << bit % 8
+    elif kind == "corrupted":
+        _corrupt_a_field(draw, case.plan, data, tokens)
     elif kind == "random":
         rng = np.random.default_rng(draw(st.integers(0, 2**32)))
         data[:] = rng.integers(0, 256, len(data), np.uint8).tobytes()
