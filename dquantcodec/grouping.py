@@ -171,13 +171,15 @@ class Grouping:
 
         require(1 <= len(self.classes) <= MAX_CLASSES, "classes", f"{len(self.classes)} classes")
         require(1 <= len(self.tables) <= MAX_TABLES, "tables", f"{len(self.tables)} tables")
-        dependent = any(c.second for c in self.classes)
+        for table in self.tables:
+            known = all(0 <= c < len(self.classes) for c in table.classes)
+            require(1 <= len(table.classes) <= MAX_FIELDS and known, "table", f"a table of the classes {table.classes}")
+        # Classes that no table names are not stored, so they do not count.
+        dependent = any(self.classes[c].second for table in self.tables for c in table.classes)
         require(
             self.states in NEXT and dependent == (self.states > 1), "states", f"{self.states} states for its classes"
         )
         for table in self.tables:
-            known = all(0 <= c < len(self.classes) for c in table.classes)
-            require(1 <= len(table.classes) <= MAX_FIELDS and known, "table", f"a table of the classes {table.classes}")
             used = [self.classes[c] for c in table.classes]
             count, bits = prod(len(c.weights) for c in used), sum(c.field_bits for c in used)
             require(

@@ -155,6 +155,16 @@ def test_sizes_of_a_grouping() -> None:
     assert (found.heads, found.letters_per_head, found.coded) == (3, 4, 6)
 
 
+def test_classes_that_no_table_names_give_no_states() -> None:
+    """Files store the classes of tables alone: with states for others, what was written could not be read."""
+    dependent = Levels((1, 16382, 1), 256, (1, 16382, 1))
+    classes = (THREE, FIVE, dependent)
+    assert grouping(classes=classes).states == 1
+    with pytest.raises(InputError, match="4 states for its classes"):
+        grouping(classes=classes, states=4)
+    assert grouping(classes=classes, tables=(*GOOD["tables"], Table((2,), 8)), states=4).states == 4
+
+
 # --- Arrays ---------------------------------------------------------------------------------------------------------
 
 

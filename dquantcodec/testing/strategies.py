@@ -101,6 +101,8 @@ def groupings(draw: st.DrawFn, heads: int, head_dim: int, states: int = 1) -> Gr
         return Table(tuple(chosen), draw(st.integers(max(8, (letters - 1).bit_length()), 12)))
 
     stored = [table(1), table(2), table(1), table(2)]
+    if states > 1 and not any(used[c].second for one in stored for c in one.classes):
+        stored[0] = Table((0,), stored[0].precision)
     choice = [[draw(st.sampled_from([0, 2] if f == 1 else [1, 3])) for _, f in shapes] for _ in range(heads)]
     coded = sum(n * f for n, f in shapes)
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
