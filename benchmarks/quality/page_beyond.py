@@ -43,7 +43,7 @@ a sample of a file, an engine once per model.
 **Nothing is clipped.** A value beyond the last level of its class is rare and large, and attention looks at just those:
 the table of limits says what clipping them costs. A token with such a value takes a larger step instead, so that the
 value lies on the last level. Decoders know nothing of it. A list of exceptions instead, which every decoder would have
-to put in, diverges still less (same table); the library has none.
+to put in, helps one of two models (same table); the library has none.
 
 **A trellis** (profiles `2.26-t` and `1.96-t`). Two quantisers half a step apart take turns, and the levels before a
 value say whose turn it is; the encoder finds the cheapest path. Points then lie more densely than on a grid, for up to
