@@ -21,8 +21,8 @@ from ..letters import letter_table
 from ..plan import StreamPlan
 from ..plan import budget as whole_budget
 from . import coders
+from .page_strategies import stream_profiles, tightest
 from .properties import require
-from .strategies import stream_profiles, tightest
 
 #: ``drift(position, stream, head_dim, budget)``: the symbols, one row a token, of int32 positions ``[T, n]`` in 2**-16
 #: steps of the grid, whose letters may cost ``budget`` in 1/1024 bit.  One sub-stream.
