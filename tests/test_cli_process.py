@@ -15,9 +15,11 @@ from safetensors.numpy import save_file
 from dquantcodec.cli.main import main
 from dquantcodec.tensors import Geometry, OutputTensor, SafetensorsWriter
 
-#: Runs a command that stops in the middle of its work, says so, and waits for a signal.
+#: Runs a command that stops in the middle of its work, says so, and waits for a signal.  What a shell runs in the
+#: background ignores SIGINT, these tests and all that they start included: the command must not.
 STUCK = """\
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import dquantcodec.{module} as module
 work = module.{owner}.{method}
 calls = []
