@@ -232,8 +232,6 @@ def limits(result: Result) -> str:
         tables KB, of keys and of values. Where values beyond the last level are *listed*, a list of every page keeps
         them exactly, at 5 bytes each. The last rows share the bytes of 1024 values otherwise, as near as whole words
         allow."""
-    if not any(row["method"].endswith("classes of deviations alone") for row in result["rows"]):
-        text += " All of it was measured before classes reached the rare values of their channels."
     chosen = bullet(
         """**What was chosen**: levels that reach 3.5 standard deviations, the step stretched for what lies beyond, ten
         field bits, 24 KB of tables for a kind. Twelve field bits need fewer letters, with less gain; fewer tables cost

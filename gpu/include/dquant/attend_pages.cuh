@@ -22,14 +22,14 @@ template <class C> struct PageAttention : SlotAttention<C> {
     using Tile::key_operand; using Tile::value_operand; using Tile::key_tile; using Tile::value_unit;
     using Tile::last_valid; using Tile::load_key_affine; using Tile::put_slot; using Tile::sum_slots;
     using Tile::load_value_affine; using Tile::unite_value_affine; using Tile::multiply_keys;
-    using Tile::multiply_values; using Tile::soften; using Tile::weigh; using Tile::clear_logits;
-    using Tile::begin_sums; using Tile::take_queries;
+    using Tile::multiply_values; using Tile::soften; using Tile::weigh; using Tile::begin_logits;
+    using Tile::begin_sums;
 
     typename FeedOf<K, K::ring_bytes>::Type key_feed;
     typename FeedOf<V, V::ring_bytes>::Type value_feed;
     u32 sum_phase;
     // Of grouped kinds: the first head of the sub-stream, counted in coded order.
-    int key_first, value_first;
+    int first_key_head, first_value_head;
 
     DQ_DEVICE PageAttention(const typename C::Params& p, u8* shared) : Tile(p, shared) {}
 
@@ -113,8 +113,8 @@ template <class C> struct PageAttention : SlotAttention<C> {
             warp_barrier();
             if constexpr (C::grouped) {
                 TablePlace key_table = {}, value_table = {};
-                if constexpr (keys) key_table = p.keys[(key_first + key_head) * K::chunks + CHUNK];
-                if constexpr (values) value_table = p.values[(value_first + value_head) * V::chunks + CHUNK];
+                if constexpr (keys) key_table = p.keys[(first_key_head + key_head) * K::chunks + CHUNK];
+                if constexpr (values) value_table = p.values[(first_value_head + value_head) * V::chunks + CHUNK];
                 if (near) {
                     decode_groups<C, CHUNK, KEYS, VALUES>(
                         key, key_feed.near_words(), value, value_feed.near_words(), key_table, value_table, key_stage
@@ -244,9 +244,8 @@ template <class C> struct PageAttention : SlotAttention<C> {
         bool held_first = true;
 
         key_feed.template start<1>(key, lane, last_valid);
-        clear_logits();
-        take_queries(0);
-        key_first = value_first = at.group % C::substreams * S::heads;
+        begin_logits(0);
+        first_key_head = first_value_head = at.group % C::substreams * S::heads;
         chunks<true, false>(0, 0, [&] { mean_logits(at, 0); });
         key_feed.wait_rest();
         unite_value_affine();
@@ -263,7 +262,7 @@ template <class C> struct PageAttention : SlotAttention<C> {
 #pragma unroll 1
         for (int n = 1; n < steps; ++n) {
             const int value_head = key_head, value_slot = slot, value_parity = parity;
-            value_first = key_first;
+            first_value_head = first_key_head;
             const bool value_first = first;
             const bool new_unit = key_head == S::heads - 1;
             key_head = new_unit ? 0 : key_head + 1;
@@ -271,7 +270,7 @@ template <class C> struct PageAttention : SlotAttention<C> {
                 parity ^= 1;
                 first = next_first;
                 slot = blockIdx.x + at.sequence * S::groups + at.group;
-                key_first = at.group % C::substreams * S::heads;
+                first_key_head = at.group % C::substreams * S::heads;
                 if (S::early) key_feed.fetch_rest(key_words(key_tile, at), lane);
                 load_key_affine(at, page);
                 // Their predecessors are part of the weights already.
@@ -294,9 +293,8 @@ template <class C> struct PageAttention : SlotAttention<C> {
                 prefetch(page, key_tile);
                 key_feed.fetch_first(key_words(key_tile, at), key_feed.free_bytes(key, lane), lane);
             }
-            clear_logits();
-            take_queries(key_head);
-            begin_sums(this->value_first + value_head);
+            begin_logits(key_head);
+            begin_sums(first_value_head + value_head);
             chunks<true, true>(key_head, value_head, [&] {
                 if (n > 1) sum_head(n, held_slot, held_head, held_first, held_parity);
                 // Behind the barrier of the sum: all warps are done with the buffer of two units ago.
@@ -320,8 +318,8 @@ template <class C> struct PageAttention : SlotAttention<C> {
             if (new_unit) value_feed.template start<V::chunk_rows>(value, lane, last_valid);
         }
         let_next_grid_start();
-        value_first = key_first;
-        begin_sums(value_first + key_head);
+        first_value_head = first_key_head;
+        begin_sums(first_value_head + key_head);
         chunks<false, true>(0, key_head, [&] {
             if (steps > 1) sum_head(steps, held_slot, held_head, held_first, held_parity);
             value_feed.wait_rest();

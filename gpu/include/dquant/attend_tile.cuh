@@ -111,10 +111,12 @@ template <class C> struct TileAttention {
         value_unit = unit * exp2f((float)value_exponent);
     }
 
-    // Where the head's queries stand; kept, or it would be computed again for every product.
-    DQ_DEVICE void take_queries(int head) {
+    // Of key head `head`.  Where its queries stand is kept, or it would be computed again for every product.
+    DQ_DEVICE void begin_logits(int head) {
         key_query = S::query_at + head * (K::tiles * row_tiles * columns * 32) + lane * 8;
         keep_in_register(key_query);
+#pragma unroll
+        for (int i = 0; i < row_tiles * 8; ++i) (&logits[0][0][0])[i] = 0.0f;
     }
     DQ_DEVICE uint2 query_operand(int tile, int n) const {
         uint2 operand = make_uint2(0, 0);
@@ -209,7 +211,7 @@ template <class C> struct TileAttention {
         const float2* factors = (const float2*)(shared + S::factor_at) + head * rows;
         const float* means = (const float*)(shared + S::mean_at) +
                              ((parity * S::mean_groups + mean_group()) * S::heads + head) * rows;
-        if (spread) {
+        if constexpr (spread) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float other = from_lane_xor(logits[0][1][i], 2);
@@ -294,7 +296,7 @@ template <class C> struct TileAttention {
                 }
                 weights[n][j / 2][j % 2] = transpose(floats_to_halves(scaled[0], scaled[1]));
                 // Columns 4 to 7 have the rows' later tokens.
-                if (spread) weights[n][1][j] = from_lane_xor(weights[n][0][j], 16);
+                if constexpr (spread) weights[n][1][j] = from_lane_xor(weights[n][0][j], 16);
             }
             total_of_warp(total[n]);
             // Levels count from the middle.
@@ -319,10 +321,6 @@ template <class C> struct TileAttention {
         }
     }
 
-    DQ_DEVICE void clear_logits() {
-#pragma unroll
-        for (int i = 0; i < row_tiles * 8; ++i) (&logits[0][0][0])[i] = 0.0f;
-    }
     // Sums of the levels of value head `coded` begin with minus the middle, or with offsets of a min-max grid, so that
     // they are small enough for FP16 when they end.
     DQ_DEVICE void begin_sums(int coded) {
